@@ -1,0 +1,248 @@
+//! Everything that is not a check: the executor that reloads the policy and serves the ops port.
+//!
+//! A policy is read again when its file changes and on SIGHUP; it is put in force as a whole, or refused as a whole
+//! with every problem logged, and then the old one goes on.
+
+use std::{
+    net::TcpListener,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use glommio::{ExecutorJoinHandle, LocalExecutorBuilder, Placement, PoolPlacement};
+use notify::{RecursiveMode, Watcher};
+use policy_sync::{file, model::Policy};
+use thiserror::Error;
+
+use crate::{
+    listener::park::Pulse,
+    ops,
+    policy::{LoadError, LoadedPolicy, PolicyInForce, RuleSlots},
+    server::{Process, ServerError},
+};
+
+/// See `server`: the control executor must not be preempted either.
+const PREEMPT_TIMER: Duration = Duration::from_secs(10);
+/// Entries of the control executor's ring: ops connections, and glommio's own.
+const RING_DEPTH: usize = 1024;
+
+/// The policy that is built in, for a first try without any file.
+pub const EXAMPLE_POLICY: &str = include_str!("../../policy.toml");
+/// What the built-in policy is called in messages.
+pub const EXAMPLE_NAME: &str = "the built-in example policy";
+
+/// Why a policy was not put in force.
+#[derive(Debug, Error)]
+pub enum PolicyError {
+    /// The file has problems; all of them.
+    #[error(transparent)]
+    File(#[from] file::Problems),
+    /// It is fine by itself, but not for this process.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+}
+
+/// The policy's source and its state, on the control executor.
+pub struct Control {
+    source: Option<PathBuf>,
+    seed: u64,
+    slots: RuleSlots,
+    in_force: PolicyInForce,
+    version: u64,
+}
+
+impl Control {
+    /// Reads the policy for the first time. Without a source the built-in example is taken.
+    ///
+    /// # Errors
+    ///
+    /// Everything that is wrong with it.
+    pub fn new(source: Option<PathBuf>, seed: u64, rules_max: usize) -> Result<Self, PolicyError> {
+        let mut slots = RuleSlots::new(rules_max);
+        let policy = read(source.as_deref(), 1)?;
+        let (loaded, _) = LoadedPolicy::load(policy, seed, &mut slots)?;
+        Ok(Self { source, seed, slots, in_force: Arc::new(ArcSwap::from_pointee(loaded)), version: 1 })
+    }
+
+    /// Where the cores find the policy in force.
+    pub fn policy_in_force(&self) -> PolicyInForce {
+        Arc::clone(&self.in_force)
+    }
+
+    /// The process's random seed.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Reads the policy again and puts it in force if it is different and has no problem.
+    fn reload(&mut self, process: &Process) {
+        let outcome = read(self.source.as_deref(), self.version + 1).and_then(|policy| {
+            let old = self.in_force.load();
+            if policy.rules == old.policy.rules && policy.overrides == old.policy.overrides {
+                return Ok(None);
+            }
+            Ok(Some(LoadedPolicy::load(policy, self.seed, &mut self.slots)?))
+        });
+        match outcome {
+            Ok(None) => tracing::info!(version = self.version, "policy read again: nothing changed"),
+            Ok(Some((loaded, reused))) => {
+                self.version += 1;
+                let (rules, overrides) = (loaded.policy.rules.len(), loaded.policy.overrides.len());
+                process.reloads.rebase(&process.counters, &reused);
+                process.reloads.publish_names(&self.slots);
+                self.in_force.store(Arc::new(loaded));
+                process.reloads.applied.fetch_add(1, Ordering::Relaxed);
+                tracing::info!(version = self.version, rules, overrides, "policy in force");
+            }
+            Err(error) => {
+                process.reloads.refused.fetch_add(1, Ordering::Relaxed);
+                tracing::error!(version = self.version, "policy refused, the old one goes on:\n{error}");
+            }
+        }
+    }
+}
+
+fn read(source: Option<&Path>, version: u64) -> Result<Policy, PolicyError> {
+    let policy = match source {
+        Some(path) => file::read(path)?,
+        None => file::parse(EXAMPLE_POLICY, EXAMPLE_NAME)?,
+    };
+    Ok(Policy { version, ..policy })
+}
+
+/// How reloads went, for the scrape; and which names the counters' slots have.
+#[derive(Debug, Default)]
+pub struct Reloads {
+    /// Policies put in force after the first.
+    pub applied: AtomicU64,
+    /// Policies refused.
+    pub refused: AtomicU64,
+    /// Rule names with their slot, and what the slot's counters showed when it got the name.
+    pub names: ArcSwap<Vec<RuleCounters>>,
+}
+
+/// A rule's counters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleCounters {
+    /// The rule's name.
+    pub name: Box<str>,
+    /// Its slot in every core's counters.
+    pub slot: u32,
+    /// What to subtract, by reason: the counts of the name that had the slot before.
+    pub base: [u64; crate::decision::Reason::COUNT],
+}
+
+impl Reloads {
+    /// Slots in `reused` are about to get another name.
+    fn rebase(&self, counters: &[Arc<crate::metrics::counters::CoreCounters>], reused: &[u32]) {
+        use crate::decision::Reason;
+        let mut names = Vec::clone(&self.names.load());
+        names.retain(|rule| !reused.contains(&rule.slot));
+        for &slot in reused {
+            let base =
+                Reason::ALL.map(|reason| counters.iter().map(|core| core.rule(slot, reason).value()).sum::<u64>());
+            names.push(RuleCounters { name: "".into(), slot, base });
+        }
+        self.names.store(Arc::new(names));
+    }
+
+    /// Shows the names that have slots now.
+    pub fn publish_names(&self, slots: &RuleSlots) {
+        let known = self.names.load();
+        let base = |slot| known.iter().find(|rule| rule.slot == slot).map(|rule| rule.base).unwrap_or_default();
+        let mut names: Vec<RuleCounters> =
+            slots.names().map(|(name, slot)| RuleCounters { name: name.into(), slot, base: base(slot) }).collect();
+        names.sort_by(|a, b| a.name.cmp(&b.name));
+        self.names.store(Arc::new(names));
+    }
+}
+
+/// What other threads ask of the control executor.
+pub struct Orders {
+    reload: AtomicBool,
+    stop: AtomicBool,
+    /// Wakes it.
+    pub pulse: Arc<Pulse>,
+}
+
+impl Orders {
+    /// Read the policy again.
+    pub fn reload(&self) {
+        self.reload.store(true, Ordering::Release);
+        self.pulse.nudge();
+    }
+
+    /// End.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.pulse.nudge();
+        self.pulse.beat();
+    }
+}
+
+/// Starts the control executor.
+///
+/// # Errors
+///
+/// When its thread or the file watch cannot be started.
+pub fn start(
+    mut control: Control,
+    process: Arc<Process>,
+    ops_listener: TcpListener,
+) -> Result<(ExecutorJoinHandle<()>, Arc<Orders>), ServerError> {
+    let pulse = Arc::new(Pulse::default());
+    let orders = Arc::new(Orders {
+        reload: AtomicBool::new(false),
+        stop: AtomicBool::new(false),
+        pulse: Arc::clone(&pulse),
+    });
+    process.reloads.publish_names(&control.slots);
+    let watch = control.source.as_deref().map(|path| watch(path, Arc::clone(&orders))).transpose()?;
+    let for_executor = Arc::clone(&orders);
+    let handle = LocalExecutorBuilder::new(Placement::Unbound)
+        .name("sluice-control")
+        .preempt_timer(PREEMPT_TIMER)
+        .io_memory(0)
+        .ring_depth(RING_DEPTH)
+        .blocking_thread_pool_placement(PoolPlacement::Unbound(1))
+        .spawn(move || async move {
+            let _watch = watch;
+            let _heart = glommio::spawn_local(Arc::clone(&pulse).keep_alive());
+            let _ops = glommio::spawn_local(ops::serve(ops_listener, Arc::clone(&process)));
+            while !for_executor.stop.load(Ordering::Acquire) {
+                if for_executor.reload.swap(false, Ordering::AcqRel) {
+                    control.reload(&process);
+                }
+                pulse.until_nudged().await;
+            }
+        })
+        .map_err(|error| ServerError::Start { what: "the control executor".into(), error: error.to_string() })?;
+    Ok((handle, orders))
+}
+
+/// Watches the folder of the policy file: editors and configuration tools replace files rather than write into them.
+fn watch(path: &Path, orders: Arc<Orders>) -> Result<notify::RecommendedWatcher, ServerError> {
+    let failed = |error: notify::Error| ServerError::Start {
+        what: format!("watching {}", path.display()),
+        error: error.to_string(),
+    };
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_path_buf(),
+        _ => PathBuf::from("."),
+    };
+    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| match event {
+        // Whatever happens in the folder may be the link by which the file is reached (as Kubernetes does it), so any
+        // change is a reason to look; a file that did not change is noticed by its content.
+        Ok(event) if !event.kind.is_access() => orders.reload(),
+        Ok(_) => {}
+        Err(error) => tracing::warn!(%error, "watching the policy file failed; SIGHUP still reads it"),
+    })
+    .map_err(failed)?;
+    watcher.watch(&folder, RecursiveMode::NonRecursive).map_err(failed)?;
+    Ok(watcher)
+}

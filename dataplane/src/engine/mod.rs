@@ -1,0 +1,602 @@
+//! Everything between bytes in and bytes out on one core, without a socket: the transport's other half.
+//!
+//! A wake-up goes like this, whichever transport drives it:
+//!
+//! ```text
+//!   tick(now)                 the time, and the policy for this wake-up
+//!   bytes_in(conn, bytes) …   requests are parsed, matched, hashed; their buckets' cache lines are asked for
+//!   settle()                  what was parsed is decided, in order, and encoded
+//!   next_dirty() …            connections with something to send, to close, or to stop reading from
+//! ```
+//!
+//! Parsing ahead of deciding matters because a cache miss costs more than a decision: the lines of up to
+//! [`BATCH_CHECKS_MAX`] checks load while the next ones are parsed.
+//!
+//! `session` is one connection, `commands` is every command that is not on the hot path.
+
+mod commands;
+mod session;
+
+use std::sync::Arc;
+
+use arc_swap::cache::Cache;
+use policy_sync::snapshot::{Applied, AppliedRules, Attributes, AttributesError};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+pub use self::session::ConnId;
+use self::session::Session;
+use crate::{
+    buckets::{BucketTable, TableCounts, table::Moment},
+    clock::Now,
+    decision::{self, Answer, Ground, Reason, Tally},
+    limits::{BATCH_CHECKS_MAX, SPARE_BUFFER_BYTES_MAX, SPARE_BUFFERS_MAX},
+    metrics::counters::CoreCounters,
+    policy::{LoadedPolicy, PolicyInForce},
+    resp::{
+        command::{self, CommandError, Dialect, Throttle},
+        frame::{Args, Cursor, ProtocolError, RequestLimits},
+        reply,
+    },
+};
+use policy_sync::rate::Rate;
+
+/// What the RESP face of a core is allowed and told; settings.
+#[derive(Clone, Debug)]
+pub struct RespSettings {
+    /// What a request may be at most.
+    pub request: RequestLimits,
+    /// Bytes of replies that may wait for a client; beyond, nothing more of its requests is decided until it reads.
+    pub output_backlog_bytes: usize,
+    /// The password that AUTH must give, if one is set.
+    pub password: Option<Arc<str>>,
+}
+
+/// What the process tells through INFO and HELLO.
+pub trait Facts {
+    /// The text of INFO.
+    fn info(&self) -> String;
+}
+
+/// One core's share of the server.
+pub struct Engine {
+    settings: RespSettings,
+    facts: Arc<dyn Facts + Send + Sync>,
+    policy_cache: Cache<PolicyInForce, Arc<LoadedPolicy>>,
+    policy: Arc<LoadedPolicy>,
+    table: Arc<BucketTable>,
+    counters: Arc<CoreCounters>,
+    table_counts: TableCounts,
+    throttle_seeds: [u64; 2],
+    now: Now,
+    fill_ms_max: u64,
+    sessions: Vec<Session>,
+    /// Sessions with output, or to be closed, in the order in which that came about.
+    dirty: Vec<ConnId>,
+    pending: Vec<Pending>,
+    /// The rules that apply to the pending checks, one check's after the other's.
+    applied: Vec<Applied>,
+    scratch: Vec<u8>,
+    spare_buffers: Vec<Vec<u8>>,
+    first_id: u64,
+    id_step: u64,
+}
+
+/// What a core shares with the others.
+pub struct Shared {
+    /// The policy in force.
+    pub policy: PolicyInForce,
+    /// The buckets.
+    pub table: Arc<BucketTable>,
+    /// The process's random seed, the one that snapshots are compiled with.
+    pub seed: u64,
+    /// What INFO tells.
+    pub facts: Arc<dyn Facts + Send + Sync>,
+}
+
+/// A request that was parsed and waits for its decision.
+#[derive(Clone, Copy)]
+struct Pending {
+    conn: ConnId,
+    cost: u32,
+    ask: Ask,
+}
+
+#[derive(Clone, Copy)]
+enum Ask {
+    /// A CHECK; this many of `Engine::applied` are its rules.
+    Check { rules: u32 },
+    /// A throttle call, with its bucket's key and rate.
+    Throttle { dialect: Dialect, key: u64, rate: Rate },
+}
+
+/// The counters of a core with the slots of a policy.
+struct RuleTally<'a> {
+    counters: &'a CoreCounters,
+    slots: &'a [u32],
+}
+
+impl Tally for RuleTally<'_> {
+    #[inline(always)]
+    fn count(&self, rule: u32, reason: Reason) {
+        self.counters.rule(self.slots[rule as usize], reason).add(1);
+    }
+}
+
+/// What a transport must do for a connection after a wake-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// Send the output, go on reading.
+    Open,
+    /// Send the output, read nothing until [`Engine::resume`].
+    Paused,
+    /// Send the output, then close.
+    Closing,
+}
+
+/// How one request of a buffer came out.
+enum Parsed {
+    /// A request was read; it ends here.
+    Request(usize),
+    /// The request's end has not come yet.
+    Incomplete,
+}
+
+impl Engine {
+    /// An engine for core `index` of `cores`, with room for `sessions_max` connections.
+    pub fn new(
+        shared: &Shared,
+        settings: RespSettings,
+        counters: Arc<CoreCounters>,
+        (index, cores): (usize, usize),
+    ) -> Self {
+        let mut policy_cache = Cache::new(Arc::clone(&shared.policy));
+        let policy = Arc::clone(policy_cache.load());
+        Self {
+            settings,
+            facts: Arc::clone(&shared.facts),
+            fill_ms_max: policy.snapshot.longest_fill_ms(),
+            policy,
+            policy_cache,
+            table: Arc::clone(&shared.table),
+            counters,
+            table_counts: TableCounts::default(),
+            throttle_seeds: [b"cl.throttle", &b"throttle"[..]].map(|name| xxh3_64_with_seed(name, shared.seed)),
+            now: Now::default(),
+            sessions: Vec::new(),
+            dirty: Vec::new(),
+            pending: Vec::with_capacity(BATCH_CHECKS_MAX),
+            applied: Vec::with_capacity(4 * BATCH_CHECKS_MAX),
+            scratch: Vec::with_capacity(1024),
+            spare_buffers: Vec::new(),
+            first_id: index as u64 + 1,
+            id_step: cores as u64,
+        }
+    }
+
+    /// Begins a wake-up: the time, and the policy that holds until the next one.
+    #[inline]
+    pub fn tick(&mut self, now: Now) {
+        self.now = now;
+        let in_force = self.policy_cache.load();
+        if !Arc::ptr_eq(in_force, &self.policy) {
+            self.policy = Arc::clone(in_force);
+            self.fill_ms_max = self.fill_ms_max.max(self.policy.snapshot.longest_fill_ms());
+        }
+    }
+
+    /// A connection was accepted under this number.
+    pub fn opened(&mut self, conn: ConnId) {
+        if self.sessions.len() <= conn.index() {
+            self.sessions.resize_with(conn.index() + 1, Session::default);
+        }
+        self.sessions[conn.index()] = Session {
+            id: self.first_id,
+            authenticated: self.settings.password.is_none(),
+            open: true,
+            ..Session::default()
+        };
+        self.first_id += self.id_step;
+        self.counters.connections_opened.add(1);
+    }
+
+    /// The connection is gone; its number may be used again.
+    pub fn closed(&mut self, conn: ConnId) {
+        // What it still asked is answered into nothing, and before the number has another owner.
+        self.settle();
+        let session = std::mem::take(&mut self.sessions[conn.index()]);
+        self.keep(session.input);
+        self.keep(session.output);
+        self.counters.connections_closed.add(1);
+    }
+
+    /// Reads the requests in `bytes`; what remains of an unfinished one is kept.
+    #[inline]
+    pub fn bytes_in(&mut self, conn: ConnId, bytes: &[u8]) {
+        let session = &mut self.sessions[conn.index()];
+        if !session.open || session.closing {
+            return;
+        }
+        if session.input.is_empty() && !session.paused {
+            let rest = self.read(conn, bytes);
+            if rest < bytes.len() {
+                self.stash(conn, &bytes[rest..]);
+            }
+        } else {
+            self.stash(conn, bytes);
+            if !self.sessions[conn.index()].paused {
+                self.read_stashed(conn);
+            }
+        }
+    }
+
+    /// The client has read enough for the connection to go on.
+    pub fn resume(&mut self, conn: ConnId) {
+        let session = &mut self.sessions[conn.index()];
+        if std::mem::take(&mut session.paused) && !session.closing {
+            self.read_stashed(conn);
+        }
+    }
+
+    fn read_stashed(&mut self, conn: ConnId) {
+        let mut input = std::mem::take(&mut self.sessions[conn.index()].input);
+        let rest = self.read(conn, &input);
+        input.drain(..rest);
+        if input.is_empty() {
+            self.keep(input);
+        } else {
+            self.sessions[conn.index()].input = input;
+            self.check_input_bound(conn);
+        }
+    }
+
+    fn stash(&mut self, conn: ConnId, bytes: &[u8]) {
+        if self.sessions[conn.index()].input.capacity() == 0 {
+            self.sessions[conn.index()].input = self.spare_buffers.pop().unwrap_or_default();
+        }
+        self.sessions[conn.index()].input.extend_from_slice(bytes);
+        self.check_input_bound(conn);
+    }
+
+    /// While a connection is paused its input is bounded by what its transport still had in flight.
+    fn check_input_bound(&mut self, conn: ConnId) {
+        let session = &mut self.sessions[conn.index()];
+        if !session.paused && session.input.len() > self.settings.request.request_bytes_max {
+            self.refuse(conn, ProtocolError::RequestTooLong(self.settings.request.request_bytes_max));
+        }
+    }
+
+    /// Reads whole requests from the front of `bytes`; returns where the first unfinished one begins.
+    fn read(&mut self, conn: ConnId, bytes: &[u8]) -> usize {
+        let mut at = 0;
+        while at < bytes.len() {
+            if self.pending.len() == BATCH_CHECKS_MAX {
+                self.settle();
+            }
+            match self.read_one(conn, &bytes[at..]) {
+                Ok(Parsed::Request(len)) => at += len,
+                Ok(Parsed::Incomplete) => break,
+                Err(error) => {
+                    self.refuse(conn, error);
+                    return bytes.len();
+                }
+            }
+            let session = &self.sessions[conn.index()];
+            if session.closing {
+                return bytes.len();
+            }
+            if session.paused {
+                break;
+            }
+        }
+        at
+    }
+
+    #[inline]
+    fn read_one(&mut self, conn: ConnId, bytes: &[u8]) -> Result<Parsed, ProtocolError> {
+        let limits = self.settings.request;
+        let mut cursor = Cursor::new(bytes);
+        if cursor.peek() != Some(b'*') {
+            let mut args = Args::new();
+            return Ok(match cursor.inline(&limits, &mut args)? {
+                Some(()) => {
+                    self.execute(conn, &args);
+                    Parsed::Request(cursor.consumed())
+                }
+                None => Parsed::Incomplete,
+            });
+        }
+        let Some(count) = cursor.array(&limits)? else { return Ok(Parsed::Incomplete) };
+        if count == 0 {
+            return Ok(Parsed::Request(cursor.consumed()));
+        }
+        let Some(name) = cursor.bulk(&limits)? else { return Ok(Parsed::Incomplete) };
+        if name == b"CHECK" && self.sessions[conn.index()].authenticated {
+            return Ok(match self.read_check(conn, &mut cursor, count - 1)? {
+                Some(()) => Parsed::Request(cursor.consumed()),
+                None => Parsed::Incomplete,
+            });
+        }
+        let mut args = Args::new();
+        args.push(name);
+        Ok(match cursor.words(count - 1, &limits, &mut args)? {
+            Some(()) => {
+                self.execute(conn, &args);
+                Parsed::Request(cursor.consumed())
+            }
+            None => Parsed::Incomplete,
+        })
+    }
+
+    /// Reads the words of a CHECK as they are parsed: each pair is resolved and hashed at once.
+    #[inline]
+    fn read_check(
+        &mut self,
+        conn: ConnId,
+        cursor: &mut Cursor<'_>,
+        mut words: usize,
+    ) -> Result<Option<()>, ProtocolError> {
+        let limits = self.settings.request;
+        let snapshot = &self.policy.snapshot;
+        let mut attributes = Attributes::default();
+        let mut cost = 1;
+        // The first error of the request; the rest of it must be read all the same.
+        let mut wrong: Option<CommandError> = None;
+        let mut first = true;
+        while words > 0 {
+            let Some(name) = cursor.bulk(&limits)? else { return Ok(None) };
+            words -= 1;
+            if words == 0 {
+                wrong.get_or_insert(CommandError::UnpairedAttribute);
+                break;
+            }
+            let Some(value) = cursor.bulk(&limits)? else { return Ok(None) };
+            words -= 1;
+            if first && name == b"COST" {
+                match command::number("COST", value) {
+                    Ok(number) => cost = command::cost(number),
+                    Err(error) => wrong = Some(error),
+                }
+            } else if let Err(error) = push_attribute(&mut attributes, snapshot, name, value) {
+                wrong.get_or_insert(error);
+            }
+            first = false;
+        }
+        let mut applied = AppliedRules::new();
+        if wrong.is_none()
+            && let Err(error) = snapshot.applying(&attributes, self.now.unix_ms, &mut self.scratch, &mut applied)
+        {
+            wrong = Some(error.into());
+        }
+        if let Some(error) = wrong {
+            self.fail(conn, &error);
+            return Ok(Some(()));
+        }
+        for one in &applied {
+            self.table.prefetch(one.key);
+        }
+        self.applied.extend_from_slice(&applied);
+        // At most `RULES_PER_CHECK_MAX`.
+        self.pending.push(Pending { conn, cost, ask: Ask::Check { rules: applied.len() as u32 } });
+        Ok(Some(()))
+    }
+
+    /// CHECK by whatever spelling the fast path did not take: lower case, or typed inline.
+    fn check(&mut self, conn: ConnId, words: &[&[u8]]) -> Result<(), CommandError> {
+        let (cost, pairs) = match words {
+            [b"COST", number, rest @ ..] => (command::cost(command::number("COST", number)?), rest),
+            _ => (1, words),
+        };
+        if pairs.len() % 2 != 0 {
+            return Err(CommandError::UnpairedAttribute);
+        }
+        let mut attributes = Attributes::default();
+        let mut applied = AppliedRules::new();
+        let snapshot = &self.policy.snapshot;
+        for pair in pairs.chunks_exact(2) {
+            push_attribute(&mut attributes, snapshot, pair[0], pair[1])?;
+        }
+        snapshot.applying(&attributes, self.now.unix_ms, &mut self.scratch, &mut applied)?;
+        self.applied.extend_from_slice(&applied);
+        self.pending.push(Pending { conn, cost, ask: Ask::Check { rules: applied.len() as u32 } });
+        Ok(())
+    }
+
+    /// A throttle call: its bucket is named by the key and the dialect, its rate comes with the call.
+    fn throttle(&mut self, conn: ConnId, dialect: Dialect, call: &Throttle<'_>) {
+        let key = xxh3_64_with_seed(call.key, self.throttle_seeds[dialect as usize]);
+        self.table.prefetch(key);
+        self.fill_ms_max = self.fill_ms_max.max(call.rate.fill_ms());
+        self.pending.push(Pending { conn, cost: call.cost, ask: Ask::Throttle { dialect, key, rate: call.rate } });
+    }
+
+    /// Decides everything that was parsed, in order, and encodes the answers.
+    #[inline]
+    pub fn settle(&mut self) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let moment = Moment { now_ms: self.now.mono_ms, fill_ms_max: self.fill_ms_max };
+        let tally = RuleTally { counters: &self.counters, slots: &self.policy.slots };
+        let ground = Ground { snapshot: &self.policy.snapshot, table: &*self.table, moment, tally: &tally };
+        let mut tally_here = Totals::default();
+        let mut applied = &self.applied[..];
+        for pending in &self.pending {
+            let session = &mut self.sessions[pending.conn.index()];
+            if session.output.capacity() == 0 {
+                session.output = self.spare_buffers.pop().unwrap_or_default();
+            }
+            match pending.ask {
+                Ask::Check { rules } => {
+                    let (these, rest) = applied.split_at(rules as usize);
+                    applied = rest;
+                    let verdict = decision::decide(&ground, these, pending.cost, &mut self.table_counts);
+                    tally_here.check(&verdict, rules);
+                    let tail = verdict.rule.map_or(reply::NO_RULE_TAIL, |rule| &self.policy.reply_tails[rule as usize]);
+                    reply::check(&verdict, tail, &mut session.output);
+                }
+                Ask::Throttle { dialect, key, rate } => {
+                    let outcome =
+                        decision::take(&self.table, key, &rate, pending.cost, moment, &mut self.table_counts);
+                    let verdict = decision::verdict(outcome, &rate, pending.cost, 0, moment.now_ms);
+                    tally_here.throttle(&verdict);
+                    match dialect {
+                        Dialect::RedisCell => reply::cl_throttle(&verdict, &mut session.output),
+                        Dialect::Throttlecrab => reply::throttle(&verdict, &mut session.output),
+                    }
+                }
+            }
+            mark(&mut self.dirty, session, pending.conn);
+            if session.output.len() > self.settings.output_backlog_bytes && !session.paused {
+                session.paused = true;
+                self.counters.output_backlogs.add(1);
+            }
+        }
+        tally_here.publish(&self.counters);
+        self.counters.set_table(&self.table_counts);
+        self.pending.clear();
+        self.applied.clear();
+    }
+
+    /// The next connection that the transport must look at, and what to do with it.
+    #[inline]
+    pub fn next_dirty(&mut self) -> Option<(ConnId, Flow)> {
+        let conn = self.dirty.pop()?;
+        let session = &mut self.sessions[conn.index()];
+        session.dirty = false;
+        Some((conn, session.flow()))
+    }
+
+    /// What to do with a connection.
+    pub fn flow(&self, conn: ConnId) -> Flow {
+        self.sessions[conn.index()].flow()
+    }
+
+    /// Whether replies wait for the transport.
+    #[inline]
+    pub fn has_output(&self, conn: ConnId) -> bool {
+        !self.sessions[conn.index()].output.is_empty()
+    }
+
+    /// Moves the waiting replies into `buffer`, which must be empty and gives its memory in exchange.
+    #[inline]
+    pub fn take_output(&mut self, conn: ConnId, buffer: &mut Vec<u8>) {
+        debug_assert!(buffer.is_empty(), "the last output was sent before the next is taken");
+        std::mem::swap(&mut self.sessions[conn.index()].output, buffer);
+    }
+
+    /// Takes back a buffer that the transport is done with.
+    pub fn keep(&mut self, mut buffer: Vec<u8>) {
+        let capacity = buffer.capacity();
+        if capacity > 0 && capacity <= SPARE_BUFFER_BYTES_MAX && self.spare_buffers.len() < SPARE_BUFFERS_MAX {
+            buffer.clear();
+            self.spare_buffers.push(buffer);
+        }
+    }
+
+    /// How many bytes of replies may wait before a connection is paused.
+    pub fn output_backlog_bytes(&self) -> usize {
+        self.settings.output_backlog_bytes
+    }
+
+    /// The core's counters.
+    pub fn counters(&self) -> &CoreCounters {
+        &self.counters
+    }
+
+    /// Answers with an error; the connection goes on.
+    fn fail(&mut self, conn: ConnId, error: &CommandError) {
+        self.settle();
+        self.counters.command_errors.add(1);
+        self.reply(conn, |out| reply::error(&error.to_string(), out));
+    }
+
+    /// Answers with an error and closes: the bytes that follow cannot be understood.
+    fn refuse(&mut self, conn: ConnId, error: ProtocolError) {
+        self.settle();
+        self.counters.protocol_errors.add(1);
+        self.reply(conn, |out| reply::error(&format!("ERR {error}"), out));
+        self.sessions[conn.index()].closing = true;
+    }
+
+    /// Writes a reply in its place: after everything that was asked before.
+    fn reply(&mut self, conn: ConnId, write: impl FnOnce(&mut Vec<u8>)) {
+        self.settle();
+        let session = &mut self.sessions[conn.index()];
+        write(&mut session.output);
+        mark(&mut self.dirty, session, conn);
+        if session.output.len() > self.settings.output_backlog_bytes && !session.paused {
+            session.paused = true;
+            self.counters.output_backlogs.add(1);
+        }
+    }
+}
+
+impl Session {
+    fn flow(&self) -> Flow {
+        if self.closing {
+            Flow::Closing
+        } else if self.paused {
+            Flow::Paused
+        } else {
+            Flow::Open
+        }
+    }
+}
+
+#[inline(always)]
+fn mark(dirty: &mut Vec<ConnId>, session: &mut Session, conn: ConnId) {
+    if !session.dirty {
+        session.dirty = true;
+        dirty.push(conn);
+    }
+}
+
+#[inline(always)]
+fn push_attribute<'a>(
+    attributes: &mut Attributes<'a>,
+    snapshot: &policy_sync::snapshot::Snapshot,
+    name: &[u8],
+    value: &'a [u8],
+) -> Result<(), CommandError> {
+    match attributes.push(snapshot, name, value) {
+        Ok(true) => Ok(()),
+        Ok(false) if command::is_attribute_name(name) => Ok(()),
+        Ok(false) => Err(CommandError::AttributeName(command::excerpt(name))),
+        Err(AttributesError::Duplicate) => Err(AttributesError::Duplicate.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What one wake-up adds to the core's totals; written once at its end.
+#[derive(Default)]
+struct Totals {
+    checks: u64,
+    denied: u64,
+    unruled: u64,
+    throttles_allowed: u64,
+    throttles_denied: u64,
+}
+
+impl Totals {
+    #[inline(always)]
+    fn check(&mut self, verdict: &decision::Verdict, rules: u32) {
+        self.checks += 1;
+        self.denied += u64::from(verdict.answer == Answer::Deny);
+        self.unruled += u64::from(rules == 0);
+    }
+
+    fn throttle(&mut self, verdict: &decision::Verdict) {
+        match verdict.answer {
+            Answer::Allow => self.throttles_allowed += 1,
+            Answer::Deny => self.throttles_denied += 1,
+        }
+    }
+
+    fn publish(&self, counters: &CoreCounters) {
+        counters.checks.add(self.checks);
+        counters.denied.add(self.denied);
+        counters.unruled.add(self.unruled);
+        counters.throttles_allowed.add(self.throttles_allowed);
+        counters.throttles_denied.add(self.throttles_denied);
+    }
+}

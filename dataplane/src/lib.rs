@@ -1,0 +1,27 @@
+//! Sluice's data plane: answers "may this request pass?" over RESP, thread per core.
+//!
+//! Read in this order, the way a check goes:
+//!
+//! 1. `listener`: sockets to bytes and back, one driver per core.
+//! 2. [`engine`]: bytes to requests to verdicts to bytes, on one core, without a socket.
+//! 3. [`resp`]: the protocol.
+//! 4. [`decision`]: from the rules that apply to one verdict.
+//! 5. [`buckets`]: the state of the limits.
+//! 6. [`policy`]: the policy in force, and how a new one replaces it.
+
+pub mod buckets;
+pub mod clock;
+pub mod config;
+pub mod control;
+pub mod decision;
+pub mod engine;
+pub mod lifecycle;
+pub mod limits;
+pub mod listener;
+pub mod metrics;
+pub mod ops;
+pub mod policy;
+mod prefetch;
+pub mod resp;
+pub mod server;
+mod sync;

@@ -1,0 +1,97 @@
+//! Sleeping inside glommio until a foreign descriptor is readable, and the heartbeat that keeps executors alive.
+//!
+//! glommio 0.9 has no way to wait for a descriptor that is not its own. But its stream, when made from one, arms a poll
+//! for it, and when that fires it tries to receive; on an eventfd that fails at once with ENOTSOCK, which is all the
+//! answer that is needed. (A listening socket fails with ENOTCONN.) The stream is made anew for each sleep and thrown away after it.
+//!
+//! The executor itself may sleep with runnable tasks (its run loop sleeps when preemption was due before the first
+//! queue ran). So a plain thread wakes every executor each millisecond through a task that does nothing else.
+#![allow(unsafe_code)]
+
+use std::{
+    future::{Future, poll_fn},
+    os::fd::{FromRawFd, IntoRawFd, OwnedFd},
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Poll, Waker},
+};
+
+use futures_lite::AsyncRead;
+use glommio::net::TcpStream;
+
+/// One executor's pulse, held by the heartbeat thread and the executor.
+#[derive(Debug, Default)]
+pub struct Pulse {
+    executor: Mutex<Option<Waker>>,
+    driver: Mutex<Option<Waker>>,
+}
+
+impl Pulse {
+    /// Wakes the executor's run loop; called each millisecond.
+    pub fn beat(&self) {
+        wake(&self.executor);
+    }
+
+    /// Wakes the driver, so that it looks at the clock and at the lifecycle.
+    pub fn nudge(&self) {
+        wake(&self.driver);
+    }
+
+    /// Sleeps until the next nudge.
+    pub fn until_nudged(&self) -> impl Future<Output = ()> {
+        let mut first = true;
+        poll_fn(move |context| {
+            register(&self.driver, context.waker());
+            if std::mem::take(&mut first) { Poll::Pending } else { Poll::Ready(()) }
+        })
+    }
+
+    /// Never ends; spawn it on the executor.
+    pub fn keep_alive(self: Arc<Self>) -> impl Future<Output = ()> {
+        poll_fn(move |context| {
+            register(&self.executor, context.waker());
+            Poll::Pending
+        })
+    }
+}
+
+fn wake(slot: &Mutex<Option<Waker>>) {
+    // Cloned, so that the lock is not held while the executor is woken.
+    let waker = slot.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+fn register(slot: &Mutex<Option<Waker>>, waker: &Waker) {
+    let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+    if !slot.as_ref().is_some_and(|known| known.will_wake(waker)) {
+        *slot = Some(waker.clone());
+    }
+}
+
+/// Sleeps until the descriptor (an eventfd or a listening socket) is readable, or a nudge of the pulse comes.
+///
+/// # Errors
+///
+/// When the descriptor cannot be duplicated; the caller then goes on without having slept.
+pub async fn until_readable(descriptor: &OwnedFd, pulse: Option<&Pulse>) -> std::io::Result<()> {
+    let copy = descriptor.try_clone()?;
+    // SAFETY: `copy` is an open descriptor that nothing else owns, and the stream becomes its only owner. That it is no
+    // socket only makes the receive fail, which is what we wait for.
+    let mut stream = unsafe { TcpStream::from_raw_fd(copy.into_raw_fd()) };
+    let mut first = true;
+    poll_fn(|context| {
+        if let Some(pulse) = pulse {
+            register(&pulse.driver, context.waker());
+        }
+        let mut byte = [0];
+        match Pin::new(&mut stream).poll_read(context, &mut byte) {
+            Poll::Ready(_) => Poll::Ready(Ok(())),
+            Poll::Pending if std::mem::take(&mut first) => Poll::Pending,
+            // Woken, and not by the descriptor: a nudge.
+            Poll::Pending => Poll::Ready(Ok(())),
+        }
+    })
+    .await
+}

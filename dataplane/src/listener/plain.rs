@@ -1,0 +1,211 @@
+//! The plain transport: glommio's own streams, a task per connection. It asks of the kernel only what glommio itself
+//! needs, and costs a poll, a receive and a send per wake-up of each connection.
+#![allow(unsafe_code)]
+
+use std::{
+    cell::RefCell,
+    io,
+    os::fd::{FromRawFd, IntoRawFd, OwnedFd},
+    rc::Rc,
+};
+
+use futures_lite::{AsyncReadExt, AsyncWriteExt};
+use glommio::{Task, net::TcpStream, spawn_local};
+use slab::Slab;
+
+use super::{Port, REFUSAL, park, park::Pulse, placement::Placed, sockets};
+use crate::{
+    engine::{ConnId, Engine, Flow},
+    lifecycle::Stage,
+};
+
+/// Bytes that one receive takes at most.
+const RECEIVE_BYTES: usize = 16 * 1024;
+/// While leaving, a connection on which nothing came for this long has nothing in hand.
+const QUIET_MS: u64 = 100;
+
+/// What the tasks of a core share.
+struct Core {
+    port: Port,
+    engine: Engine,
+    sockets: Slab<Socket>,
+}
+
+/// What the survey must know of a connection.
+struct Socket {
+    /// A second descriptor of the same socket: shutting it down wakes the connection's task.
+    handle: OwnedFd,
+    heard_at_ms: u64,
+    /// Since when a write waits, if one does.
+    writing_since_ms: Option<u64>,
+    said_goodbye: bool,
+}
+
+type Shared = Rc<RefCell<Core>>;
+
+/// Serves until the lifecycle says that it is over.
+///
+/// # Errors
+///
+/// When the doorbell or a listener cannot be waited for.
+pub async fn run(mut port: Port, engine: Engine, pulse: &Pulse) -> io::Result<()> {
+    let listeners = std::mem::take(&mut port.listeners);
+    let (placement, index) = (port.placement.clone(), port.core);
+    let core: Shared = Rc::new(RefCell::new(Core { port, engine, sockets: Slab::new() }));
+    let mut accepting: Vec<Task<()>> =
+        listeners.into_iter().map(|listener| spawn_local(accept(Rc::clone(&core), listener))).collect();
+    loop {
+        while let Some(descriptor) = placement.adopt(index) {
+            open(&core, descriptor);
+        }
+        let stage = core.borrow().port.lifecycle.stage();
+        if stage == Stage::Closing {
+            for task in accepting.drain(..) {
+                task.cancel().await;
+            }
+        }
+        if core.borrow_mut().survey(stage == Stage::Closing) {
+            return Ok(());
+        }
+        let doorbell = placement.doorbell(index);
+        park::until_readable(doorbell.descriptor(), Some(pulse)).await?;
+        doorbell.silence();
+    }
+}
+
+/// Accepts until cancelled.
+async fn accept(core: Shared, listener: OwnedFd) {
+    let listener = socket2::Socket::from(listener);
+    loop {
+        match listener.accept() {
+            Ok((socket, _)) => {
+                let placed = {
+                    let core = core.borrow();
+                    core.port.placement.place(core.port.core, socket.into())
+                };
+                match placed {
+                    Placed::Here(descriptor) => open(&core, descriptor),
+                    Placed::There => {}
+                    Placed::Refused(descriptor) => {
+                        core.borrow().engine.counters().connections_refused.add(1);
+                        let _ = socket2::SockRef::from(&descriptor).send(REFUSAL);
+                    }
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let Ok(copy) = listener.try_clone() else { return };
+                if park::until_readable(&copy.into(), None).await.is_err() {
+                    return;
+                }
+            }
+            // Out of descriptors, most likely, or a connection that went before it was accepted.
+            Err(error) => {
+                tracing::warn!(%error, "accept failed");
+                glommio::timer::sleep(std::time::Duration::from_millis(250)).await;
+            }
+        }
+    }
+}
+
+fn open(core: &Shared, descriptor: OwnedFd) {
+    sockets::send_at_once(&descriptor);
+    let _ = socket2::SockRef::from(&descriptor).set_nonblocking(true);
+    let mut borrowed = core.borrow_mut();
+    let Ok(handle) = descriptor.try_clone() else {
+        let index = borrowed.port.core;
+        borrowed.port.placement.left(index);
+        return;
+    };
+    let heard_at_ms = borrowed.port.clock.now().mono_ms;
+    let slot = borrowed.sockets.insert(Socket { handle, heard_at_ms, writing_since_ms: None, said_goodbye: false });
+    let conn = ConnId(slot as u32);
+    borrowed.engine.opened(conn);
+    drop(borrowed);
+    // SAFETY: the descriptor is open, and the stream becomes its only owner. Receive and send are the same for TCP and
+    // for Unix sockets.
+    let stream = unsafe { TcpStream::from_raw_fd(descriptor.into_raw_fd()) };
+    let core = Rc::clone(core);
+    spawn_local(async move {
+        // An error of the socket ends the connection, which is all there is to do about it.
+        let _ = serve(&core, conn, stream).await;
+        let mut core = core.borrow_mut();
+        core.engine.closed(conn);
+        core.sockets.remove(conn.index());
+        core.port.placement.left(core.port.core);
+    })
+    .detach();
+}
+
+async fn serve(core: &Shared, conn: ConnId, mut stream: TcpStream) -> io::Result<()> {
+    let mut input = vec![0; RECEIVE_BYTES];
+    let mut output = Vec::new();
+    loop {
+        let len = stream.read(&mut input).await?;
+        if len == 0 {
+            return Ok(());
+        }
+        core.borrow_mut().hear(conn, &input[..len]);
+        loop {
+            let flow = core.borrow_mut().answer(conn, &mut output);
+            if output.is_empty() {
+                match flow {
+                    Flow::Open => break,
+                    Flow::Closing => return Ok(()),
+                    Flow::Paused => {
+                        core.borrow_mut().engine.resume(conn);
+                        continue;
+                    }
+                }
+            }
+            stream.write_all(&output).await?;
+            output.clear();
+            core.borrow_mut().sockets[conn.index()].writing_since_ms = None;
+        }
+    }
+}
+
+impl Core {
+    fn hear(&mut self, conn: ConnId, bytes: &[u8]) {
+        let now = self.port.clock.now();
+        self.engine.tick(now);
+        self.sockets[conn.index()].heard_at_ms = now.mono_ms;
+        self.engine.bytes_in(conn, bytes);
+    }
+
+    /// Decides what was read and moves the replies of this connection into `output`.
+    fn answer(&mut self, conn: ConnId, output: &mut Vec<u8>) -> Flow {
+        self.engine.settle();
+        // Every task sees to its own connection, so the list only has to be emptied.
+        while self.engine.next_dirty().is_some() {}
+        if self.engine.has_output(conn) {
+            self.engine.take_output(conn, output);
+            self.sockets[conn.index()].writing_since_ms = Some(self.port.clock.now().mono_ms);
+        }
+        self.engine.flow(conn)
+    }
+
+    /// Looks over all connections; returns whether the core has nothing more to do.
+    fn survey(&mut self, closing: bool) -> bool {
+        self.port.clock.resync();
+        let now_ms = self.port.clock.now().mono_ms;
+        let settings = self.port.settings;
+        for (_, socket) in &mut self.sockets {
+            let silent_ms = now_ms.saturating_sub(socket.heard_at_ms);
+            let stuck_ms = socket.writing_since_ms.map_or(0, |since_ms| now_ms.saturating_sub(since_ms));
+            let busy = socket.writing_since_ms.is_some();
+            let socket_ref = socket2::SockRef::from(&socket.handle);
+            if settings.stall_timeout_ms > 0 && stuck_ms >= settings.stall_timeout_ms {
+                self.engine.counters().connections_stalled.add(1);
+                let _ = socket_ref.shutdown(std::net::Shutdown::Both);
+            } else if settings.idle_timeout_ms > 0 && !busy && silent_ms >= settings.idle_timeout_ms {
+                self.engine.counters().connections_idle.add(1);
+                let _ = socket_ref.shutdown(std::net::Shutdown::Both);
+            } else if closing && !busy && !socket.said_goodbye && silent_ms >= QUIET_MS {
+                // Our half only: closing outright would throw away replies that the client has not read yet.
+                socket.said_goodbye = true;
+                let _ = socket_ref.shutdown(std::net::Shutdown::Write);
+            }
+        }
+        closing && (self.sockets.is_empty() || now_ms >= self.port.lifecycle.closing_until_ms())
+    }
+}

@@ -1,0 +1,425 @@
+//! The ring transport: one task per core moves the bytes of all its connections through a private io_uring.
+//!
+//! A round is one system call: it hands over everything that the last round queued (sends, receives to start, accepts)
+//! and runs what the kernel has deferred meanwhile. Then all completions are read, all bytes go to the engine, and what it
+//! answers is queued for the next round.
+//!
+//! ```text
+//!   loop:
+//!     enter                        submit what is queued, run deferred work
+//!     read completions             bytes to the engine; accepted sockets placed
+//!     engine.settle                decide, encode
+//!     queue sends
+//!     nothing happened?            look at shared memory for busy_poll_us (no system call), then sleep in glommio on
+//!                                  the doorbell, an eventfd that the ring rings only while it is switched on
+//! ```
+//!
+//! Switching the doorbell on and looking once more before sleeping is what makes no wake-up get lost: a completion that
+//! came before is seen by the look, one that comes after rings.
+//!
+//! `uring` and `buffers` hold all that is unsafe; `sockets` of this module is what is known of each connection.
+
+mod buffers;
+mod uring;
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    time::Duration,
+};
+
+use slab::Slab;
+
+use self::uring::{Completion, GENERATION_MASK, Kind, SendBuffer, Tag, Uring};
+use super::{Port, REFUSAL, park, park::Pulse, placement::Placed, sockets};
+use crate::{
+    clock::Now,
+    engine::{ConnId, Engine, Flow},
+    lifecycle::Stage,
+};
+
+/// glommio's own timers and sockets get a turn at least this often while the driver is busy.
+const YIELD_EVERY_US: u64 = 500;
+/// How often connections are looked over for timeouts.
+const SURVEY_EVERY_MS: u64 = 250;
+/// While leaving, a connection on which nothing came for this long has nothing in hand.
+const QUIET_MS: u64 = 100;
+
+/// One connection's socket.
+struct Socket {
+    descriptor: OwnedFd,
+    generation: u32,
+    send: SendBuffer,
+    receiving: bool,
+    /// A receive is being stopped because the client does not read.
+    stopping: bool,
+    /// The peer has sent everything that it will.
+    finished: bool,
+    /// Shut down; kept until its last completion.
+    leaving: bool,
+    /// Our side of the connection was closed after the last reply.
+    said_goodbye: bool,
+    heard_at_ms: u64,
+    /// Since when replies wait without any of them being taken; only meaningful while a send is in flight.
+    waiting_since_ms: u64,
+}
+
+/// The driver of one core.
+pub struct Driver {
+    port: Port,
+    engine: Engine,
+    uring: Uring,
+    sockets: Slab<Socket>,
+    completions: Vec<Completion>,
+    now: Now,
+    generation: u32,
+    accepting: bool,
+    /// Listeners whose accept failed; the next survey tries again.
+    accepts_to_retry: Vec<u32>,
+    surveyed_at_ms: u64,
+    happened: bool,
+}
+
+impl Driver {
+    /// Sets up the ring on this thread.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel lacks something that the ring needs; the plain transport then does the work.
+    pub fn new(port: Port, engine: Engine) -> Result<Self, (io::Error, Port, Engine)> {
+        let doorbell = port.placement.doorbell(port.core).descriptor();
+        let settings = &port.settings;
+        match Uring::new(settings.ring_entries, settings.ring_buffers, settings.ring_buffer_bytes, doorbell) {
+            Ok(uring) => Ok(Self {
+                now: port.clock.now(),
+                port,
+                engine,
+                uring,
+                sockets: Slab::new(),
+                completions: Vec::with_capacity(1024),
+                generation: 0,
+                accepting: false,
+                accepts_to_retry: Vec::new(),
+                surveyed_at_ms: 0,
+                happened: false,
+            }),
+            Err(error) => Err((error, port, engine)),
+        }
+    }
+
+    /// Serves until the lifecycle says that it is over.
+    ///
+    /// # Errors
+    ///
+    /// When the ring itself fails, which no client can cause.
+    pub async fn run(mut self, pulse: &Pulse) -> io::Result<()> {
+        for slot in 0..self.port.listeners.len() {
+            self.uring.accept(&self.port.listeners[slot], slot as u32)?;
+        }
+        self.accepting = true;
+        let mut yielded_at_us = self.port.clock.micros();
+        loop {
+            self.round()?;
+            if self.is_over()? {
+                return Ok(());
+            }
+            if !self.happened {
+                self.rest(pulse).await?;
+            }
+            let now_us = self.port.clock.micros();
+            if now_us.saturating_sub(yielded_at_us) >= YIELD_EVERY_US {
+                glommio::timer::sleep(Duration::from_nanos(1)).await;
+                yielded_at_us = self.port.clock.micros();
+            }
+        }
+    }
+
+    fn round(&mut self) -> io::Result<()> {
+        self.uring.enter()?;
+        self.now = self.port.clock.now();
+        self.engine.tick(self.now);
+        self.happened = false;
+        while let Some(descriptor) = self.port.placement.adopt(self.port.core) {
+            self.open(descriptor)?;
+        }
+        let mut completions = std::mem::take(&mut self.completions);
+        self.uring.drain(&mut completions);
+        for completion in completions.drain(..) {
+            self.happened = true;
+            self.complete(completion)?;
+        }
+        self.completions = completions;
+        self.flush()?;
+        if self.now.mono_ms.saturating_sub(self.surveyed_at_ms) >= SURVEY_EVERY_MS
+            || self.port.lifecycle.stage() == Stage::Closing
+        {
+            self.survey()?;
+        }
+        Ok(())
+    }
+
+    /// With nothing to do: looks for work for a while, then sleeps.
+    async fn rest(&mut self, pulse: &Pulse) -> io::Result<()> {
+        let began_us = self.port.clock.micros();
+        while self.port.clock.micros().saturating_sub(began_us) < self.port.settings.busy_poll_us {
+            if self.uring.has_work() || self.port.placement.has_waiting(self.port.core) {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        self.uring.ring_doorbell(true);
+        self.uring.enter()?;
+        if !self.uring.has_work() && !self.port.placement.has_waiting(self.port.core) {
+            let doorbell = self.port.placement.doorbell(self.port.core);
+            park::until_readable(doorbell.descriptor(), Some(pulse)).await?;
+            doorbell.silence();
+        }
+        self.uring.ring_doorbell(false);
+        Ok(())
+    }
+
+    fn complete(&mut self, completion: Completion) -> io::Result<()> {
+        match completion.tag.kind {
+            Kind::Accept => self.accepted(completion),
+            Kind::Receive => self.received(completion),
+            Kind::Send => self.sent(completion),
+            Kind::Cancel => Ok(()),
+        }
+    }
+
+    fn accepted(&mut self, completion: Completion) -> io::Result<()> {
+        let slot = completion.tag.slot;
+        if completion.result >= 0 {
+            match self.port.placement.place(self.port.core, uring_descriptor(completion.result)) {
+                Placed::Here(descriptor) => self.open(descriptor)?,
+                Placed::There => {}
+                Placed::Refused(descriptor) => {
+                    self.engine.counters().connections_refused.add(1);
+                    refuse(&descriptor);
+                }
+            }
+        }
+        if !completion.more && self.accepting {
+            if completion.result >= 0 {
+                self.uring.accept(&self.port.listeners[slot as usize], slot)?;
+            } else {
+                // Out of descriptors, most likely. Trying again at once would only burn the core.
+                self.accepts_to_retry.push(slot);
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, descriptor: OwnedFd) -> io::Result<()> {
+        self.happened = true;
+        sockets::send_at_once(&descriptor);
+        self.generation = (self.generation + 1) & GENERATION_MASK;
+        let slot = self.sockets.insert(Socket {
+            descriptor,
+            generation: self.generation,
+            send: SendBuffer::default(),
+            receiving: true,
+            stopping: false,
+            finished: false,
+            leaving: false,
+            said_goodbye: false,
+            heard_at_ms: self.now.mono_ms,
+            waiting_since_ms: self.now.mono_ms,
+        });
+        self.engine.opened(ConnId(slot as u32));
+        self.uring.receive(&self.sockets[slot].descriptor, slot as u32, self.generation)
+    }
+
+    /// The socket that a completion is for, unless its slot has another owner by now.
+    fn socket(&mut self, tag: Tag) -> Option<&mut Socket> {
+        self.sockets.get_mut(tag.slot as usize).filter(|socket| socket.generation == tag.generation)
+    }
+
+    fn received(&mut self, completion: Completion) -> io::Result<()> {
+        let conn = ConnId(completion.tag.slot);
+        if let Some(id) = completion.buffer {
+            if let (Ok(len), Some(socket)) = (usize::try_from(completion.result), self.sockets.get_mut(conn.index()))
+                && socket.generation == completion.tag.generation
+                && !socket.leaving
+                && let Some(bytes) = self.uring.buffers.bytes(id, len)
+            {
+                socket.heard_at_ms = self.now.mono_ms;
+                self.engine.bytes_in(conn, bytes);
+            }
+            self.uring.buffers.give(id);
+        }
+        let Some(socket) = self.socket(completion.tag) else { return Ok(()) };
+        if completion.more {
+            return Ok(());
+        }
+        socket.receiving = false;
+        let stopped = std::mem::take(&mut socket.stopping);
+        match completion.result {
+            // The peer has sent its last byte; it may still read.
+            0 => socket.finished = true,
+            // Out of buffers for a moment, stopped on purpose, or the kernel's own choice: `attend` goes on from here.
+            len if len > 0 => {}
+            error if -error == libc::ENOBUFS => {}
+            error if -error == libc::ECANCELED && stopped => {}
+            _ => return self.leave(conn),
+        }
+        self.attend(conn)
+    }
+
+    fn sent(&mut self, completion: Completion) -> io::Result<()> {
+        let conn = ConnId(completion.tag.slot);
+        let now_ms = self.now.mono_ms;
+        let Some(socket) = self.socket(completion.tag) else { return Ok(()) };
+        let Ok(len) = usize::try_from(completion.result) else {
+            socket.send.completed(0);
+            return self.leave(conn);
+        };
+        socket.waiting_since_ms = now_ms;
+        if socket.send.completed(len) && !self.engine.has_output(conn) {
+            let buffer = std::mem::take(&mut self.sockets[conn.index()].send.bytes);
+            self.engine.keep(buffer);
+        }
+        self.attend(conn)
+    }
+
+    /// Decides what was read and sees to every connection that this touched.
+    fn flush(&mut self) -> io::Result<()> {
+        loop {
+            self.engine.settle();
+            let Some((conn, _)) = self.engine.next_dirty() else { return Ok(()) };
+            if self.sockets.contains(conn.index()) {
+                self.attend(conn)?;
+            }
+        }
+    }
+
+    /// Does what a connection needs next: send, start or stop receiving, close.
+    fn attend(&mut self, conn: ConnId) -> io::Result<()> {
+        let Some(socket) = self.sockets.get_mut(conn.index()) else { return Ok(()) };
+        if socket.leaving {
+            return self.reap(conn);
+        }
+        if !socket.send.is_in_flight() {
+            if socket.send.bytes.is_empty() && self.engine.has_output(conn) {
+                self.engine.take_output(conn, &mut socket.send.bytes);
+                socket.waiting_since_ms = self.now.mono_ms;
+            }
+            if !socket.send.bytes.is_empty() {
+                self.uring.send(&socket.descriptor, &mut socket.send, conn.0, socket.generation)?;
+            }
+        }
+        let idle = !socket.send.is_in_flight() && !self.engine.has_output(conn);
+        match self.engine.flow(conn) {
+            Flow::Closing if idle => return self.leave(conn),
+            Flow::Closing => {}
+            Flow::Paused if idle => {
+                self.engine.resume(conn);
+                self.engine.settle();
+                return self.attend(conn);
+            }
+            Flow::Paused if socket.receiving && !socket.stopping => {
+                socket.stopping = true;
+                let tag = Tag { kind: Kind::Receive, generation: socket.generation, slot: conn.0 };
+                self.uring.cancel(tag)?;
+            }
+            Flow::Paused => {}
+            Flow::Open if socket.finished && idle => return self.leave(conn),
+            Flow::Open if !socket.receiving && !socket.finished => {
+                socket.receiving = true;
+                self.uring.receive(&socket.descriptor, conn.0, socket.generation)?;
+            }
+            Flow::Open => {}
+        }
+        Ok(())
+    }
+
+    /// Ends a connection; its slot is free after its last completion.
+    fn leave(&mut self, conn: ConnId) -> io::Result<()> {
+        let socket = &mut self.sockets[conn.index()];
+        if !socket.leaving {
+            socket.leaving = true;
+            // Makes the receive complete, and a send that waits fail.
+            let _ = socket2::SockRef::from(&socket.descriptor).shutdown(std::net::Shutdown::Both);
+        }
+        self.reap(conn)
+    }
+
+    fn reap(&mut self, conn: ConnId) -> io::Result<()> {
+        let socket = &self.sockets[conn.index()];
+        if !socket.receiving && !socket.send.is_in_flight() {
+            let mut socket = self.sockets.remove(conn.index());
+            self.engine.keep(std::mem::take(&mut socket.send.bytes));
+            self.engine.closed(conn);
+            self.port.placement.left(self.port.core);
+        }
+        Ok(())
+    }
+
+    /// Looks over all connections for those that have been silent or stuck for too long, and for those that can go
+    /// while the server leaves.
+    fn survey(&mut self) -> io::Result<()> {
+        let now_ms = self.now.mono_ms;
+        self.surveyed_at_ms = now_ms;
+        self.port.clock.resync();
+        let closing = self.port.lifecycle.stage() == Stage::Closing;
+        while let Some(slot) = self.accepts_to_retry.pop() {
+            if let Some(listener) = self.port.listeners.get(slot as usize) {
+                self.uring.accept(listener, slot)?;
+            }
+        }
+        let settings = self.port.settings;
+        let mut at = 0;
+        while let Some(slot) = (at..self.sockets.capacity()).find(|&slot| self.sockets.contains(slot)) {
+            at = slot + 1;
+            let conn = ConnId(slot as u32);
+            let has_output = self.engine.has_output(conn);
+            let socket = &mut self.sockets[slot];
+            let busy = socket.send.is_in_flight() || has_output;
+            let silent_ms = now_ms.saturating_sub(socket.heard_at_ms);
+            let stuck_ms = if busy { now_ms.saturating_sub(socket.waiting_since_ms) } else { 0 };
+            if settings.stall_timeout_ms > 0 && stuck_ms >= settings.stall_timeout_ms {
+                self.engine.counters().connections_stalled.add(u64::from(!socket.leaving));
+                self.leave(conn)?;
+            } else if settings.idle_timeout_ms > 0 && !busy && silent_ms >= settings.idle_timeout_ms {
+                self.engine.counters().connections_idle.add(u64::from(!socket.leaving));
+                self.leave(conn)?;
+            } else if closing && !busy && !socket.said_goodbye && silent_ms >= QUIET_MS {
+                // Our half only: closing outright would throw away replies that the client has not read yet.
+                socket.said_goodbye = true;
+                let _ = socket2::SockRef::from(&socket.descriptor).shutdown(std::net::Shutdown::Write);
+            }
+        }
+        Ok(())
+    }
+
+    /// While leaving: stops listening, and tells when the last connection is gone or the time is up.
+    fn is_over(&mut self) -> io::Result<bool> {
+        if self.port.lifecycle.stage() != Stage::Closing {
+            return Ok(false);
+        }
+        if std::mem::take(&mut self.accepting) {
+            for slot in 0..self.port.listeners.len() {
+                self.uring.cancel(Tag { kind: Kind::Accept, generation: 0, slot: slot as u32 })?;
+            }
+            self.uring.enter()?;
+            self.port.listeners.clear();
+        }
+        Ok(self.sockets.is_empty() || self.now.mono_ms >= self.port.lifecycle.closing_until_ms())
+    }
+}
+
+/// The descriptor that an accept returned.
+#[allow(unsafe_code)]
+fn uring_descriptor(result: i32) -> OwnedFd {
+    use std::os::fd::FromRawFd;
+    // SAFETY: a completed accept hands over a new open descriptor, once.
+    unsafe { OwnedFd::from_raw_fd(result) }
+}
+
+/// Tells a client that there are too many, if its socket takes the line at once, and closes.
+fn refuse(descriptor: &OwnedFd) {
+    let socket = socket2::SockRef::from(descriptor);
+    let _ = socket.set_nonblocking(true);
+    let _ = socket.send(REFUSAL);
+    let _ = socket.shutdown(std::net::Shutdown::Write);
+}

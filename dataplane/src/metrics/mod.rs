@@ -1,0 +1,3 @@
+//! What the server counts, and how it is shown.
+
+pub mod counters;

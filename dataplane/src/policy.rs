@@ -1,0 +1,148 @@
+//! The policy in force: the snapshot with what the data plane adds to it, and the one place where all cores find it.
+//!
+//! A new policy replaces the old as a whole. Each core looks at the start of a wake-up and keeps what it found until
+//! the end of it, so no check sees two policies.
+
+use std::{collections::HashMap, sync::Arc};
+
+use arc_swap::ArcSwap;
+use policy_sync::{
+    model::Policy,
+    snapshot::{Snapshot, compile::CompileError},
+};
+use thiserror::Error;
+
+use crate::resp::reply;
+
+/// A policy ready to decide with.
+pub struct LoadedPolicy {
+    /// The compiled policy.
+    pub snapshot: Snapshot,
+    /// The policy as it was read, for people.
+    pub policy: Policy,
+    /// By rule: its counters' slot.
+    pub slots: Box<[u32]>,
+    /// By rule: the end of a check's reply.
+    pub reply_tails: Box<[Box<[u8]>]>,
+}
+
+/// Where the cores find the policy in force.
+pub type PolicyInForce = Arc<ArcSwap<LoadedPolicy>>;
+
+/// Why a policy cannot be put in force.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum LoadError {
+    /// It does not compile.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// Its rules, with those before it, need more counters than there are.
+    #[error("the policy has {rules} rules; the most is {max} (setting limits.rules_max)")]
+    TooManyRules {
+        /// How many it has.
+        rules: usize,
+        /// How many slots there are.
+        max: usize,
+    },
+}
+
+/// Which counters belong to which rule name.
+///
+/// A rule keeps its slot, and so its counts, through every change of the policy. When a rule is gone its slot is kept
+/// for its return until slots run out; then the slot that was unused for longest is given to another name.
+pub struct RuleSlots {
+    by_name: HashMap<Box<str>, Slot>,
+    max: usize,
+    generation: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    index: u32,
+    /// The last policy that had the rule.
+    generation: u64,
+}
+
+impl RuleSlots {
+    /// At most `max` names.
+    pub fn new(max: usize) -> Self {
+        Self { by_name: HashMap::new(), max, generation: 0 }
+    }
+
+    /// How many slots there are.
+    pub fn max(&self) -> usize {
+        self.max
+    }
+
+    /// Gives each of a policy's rules its slot. Returns those that were taken from another name.
+    fn assign(&mut self, names: &[&str]) -> Result<(Box<[u32]>, Vec<u32>), LoadError> {
+        if names.len() > self.max {
+            return Err(LoadError::TooManyRules { rules: names.len(), max: self.max });
+        }
+        self.generation += 1;
+        let mut missing = Vec::new();
+        for &name in names {
+            match self.by_name.get_mut(name) {
+                Some(slot) => slot.generation = self.generation,
+                None => missing.push(name),
+            }
+        }
+        let mut reused = Vec::new();
+        for name in missing {
+            let index = if self.by_name.len() < self.max {
+                self.by_name.len() as u32
+            } else {
+                let index = self.take_oldest();
+                reused.push(index);
+                index
+            };
+            self.by_name.insert(name.into(), Slot { index, generation: self.generation });
+        }
+        Ok((names.iter().map(|&name| self.by_name[name].index).collect(), reused))
+    }
+
+    /// Takes the slot of the name that has been out of the policy for longest. There is one: the policy has no more
+    /// rules than there are slots.
+    fn take_oldest(&mut self) -> u32 {
+        let oldest = self.by_name.iter().min_by_key(|(_, slot)| slot.generation);
+        let (name, index) = oldest.map(|(name, slot)| (name.clone(), slot.index)).unwrap_or_default();
+        self.by_name.remove(&name);
+        index
+    }
+
+    /// Every name that has a slot, for the scrape.
+    pub fn names(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.by_name.iter().map(|(name, slot)| (&**name, slot.index))
+    }
+}
+
+impl LoadedPolicy {
+    /// Compiles a policy. Also returns the counter slots that changed their name, which start from zero.
+    ///
+    /// # Errors
+    ///
+    /// See [`LoadError`]; the slots are then as before.
+    pub fn load(policy: Policy, seed: u64, slots: &mut RuleSlots) -> Result<(Self, Vec<u32>), LoadError> {
+        let snapshot = Snapshot::compile(&policy, seed)?;
+        let names: Vec<&str> = policy.rules.iter().map(|rule| rule.name.as_str()).collect();
+        let (slots, reused) = slots.assign(&names)?;
+        let reply_tails = names.iter().map(|name| reply::rule_tail(name)).collect();
+        Ok((Self { snapshot, slots, reply_tails, policy }, reused))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_keeps_its_slot_and_a_gone_one_is_reused_last() {
+        let mut slots = RuleSlots::new(3);
+        assert_eq!(slots.assign(&["a", "b"]).unwrap(), ([0, 1].into(), vec![]));
+        assert_eq!(slots.assign(&["b"]).unwrap(), ([1].into(), vec![]));
+        assert_eq!(slots.assign(&["b", "c"]).unwrap(), ([1, 2].into(), vec![]));
+        assert_eq!(slots.assign(&["a", "c"]).unwrap(), ([0, 2].into(), vec![]));
+        assert_eq!(slots.assign(&["d", "c"]).unwrap(), ([1, 2].into(), vec![1]), "b was out for longest");
+        let names = ["1", "2", "3", "4"];
+        assert_eq!(slots.assign(&names), Err(LoadError::TooManyRules { rules: 4, max: 3 }));
+    }
+}

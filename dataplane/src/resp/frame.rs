@@ -1,0 +1,211 @@
+//! Bytes to requests: RESP arrays of bulk strings, and the inline protocol that people type.
+//!
+//! Specification: the Redis serialization protocol (redis.io, "RESP protocol description"); error texts are Redis's
+//! own where it has one, since that is what people search for. Every step returns `Ok(None)` while bytes are missing,
+//! and the whole request is then parsed again when more have come: parsing skips over bulk strings without looking at
+//! them, so even a client that sends byte by byte costs little, and no state is kept between reads.
+
+use memchr::memchr;
+use smallvec::SmallVec;
+use thiserror::Error;
+
+use crate::limits::{HEADER_DIGITS_MAX, INLINE_BYTES_MAX};
+
+/// What a request may be at most; settings.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestLimits {
+    /// Words of a request, the command included.
+    pub args_max: usize,
+    /// Bytes of one word.
+    pub arg_bytes_max: usize,
+    /// Bytes of a whole request.
+    pub request_bytes_max: usize,
+}
+
+/// Why the bytes are not a request. The connection cannot go on: nobody knows where the next request begins.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum ProtocolError {
+    /// An array's length is not a number.
+    #[error("Protocol error: invalid multibulk length")]
+    ArrayLength,
+    /// An array announces more words than the limit.
+    #[error("Protocol error: a request may have at most {0} words (setting resp.args_max)")]
+    TooManyArgs(usize),
+    /// A word of an array does not begin with `$`.
+    #[error("Protocol error: expected '$', got '{}'", Printable(*.0))]
+    NotABulkString(u8),
+    /// A bulk string's length is not a number.
+    #[error("Protocol error: invalid bulk length")]
+    BulkLength,
+    /// A bulk string announces more bytes than the limit.
+    #[error("Protocol error: a word may have at most {0} bytes (setting resp.arg_bytes_max)")]
+    ArgTooLong(usize),
+    /// A bulk string does not end where it said.
+    #[error("Protocol error: a bulk string must end with CRLF")]
+    BulkEnd,
+    /// A request is longer than the limit.
+    #[error("Protocol error: a request may have at most {0} bytes (setting resp.request_bytes_max)")]
+    RequestTooLong(usize),
+    /// An inline request is longer than the limit.
+    #[error("Protocol error: too big inline request")]
+    InlineTooLong,
+    /// An inline request uses quotes.
+    #[error("Protocol error: inline requests cannot quote; send an array of bulk strings")]
+    InlineQuotes,
+}
+
+/// A byte as an error text can carry it.
+struct Printable(u8);
+
+impl std::fmt::Display for Printable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0.is_ascii_graphic() { write!(f, "{}", char::from(self.0)) } else { write!(f, "\\x{:02x}", self.0) }
+    }
+}
+
+/// A step of parsing: `Ok(None)` while bytes are missing.
+pub type Step<T> = Result<Option<T>, ProtocolError>;
+
+/// The words of a request. Sixteen fit without an allocation; requests on the hot path do not come here.
+pub type Args<'a> = SmallVec<[&'a [u8]; 16]>;
+
+/// Reads requests from the front of a buffer.
+#[derive(Clone, Copy)]
+pub struct Cursor<'a> {
+    buf: &'a [u8],
+    pos: usize,
+}
+
+impl<'a> Cursor<'a> {
+    /// Starts at the front.
+    pub fn new(buf: &'a [u8]) -> Self {
+        Self { buf, pos: 0 }
+    }
+
+    /// Bytes read so far.
+    #[inline(always)]
+    pub fn consumed(&self) -> usize {
+        self.pos
+    }
+
+    /// The next byte, unread.
+    #[inline(always)]
+    pub fn peek(&self) -> Option<u8> {
+        self.buf.get(self.pos).copied()
+    }
+
+    /// An array's header: how many words follow. 0 and less mean an empty request, which is skipped.
+    #[inline(always)]
+    pub fn array(&mut self, limits: &RequestLimits) -> Step<usize> {
+        match self.header(ProtocolError::ArrayLength) {
+            Ok(Some(count)) => match usize::try_from(count) {
+                Ok(count) if count > limits.args_max => Err(ProtocolError::TooManyArgs(limits.args_max)),
+                Ok(count) => Ok(Some(count)),
+                Err(_) => Ok(Some(0)),
+            },
+            Ok(None) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// One bulk string.
+    #[inline(always)]
+    pub fn bulk(&mut self, limits: &RequestLimits) -> Step<&'a [u8]> {
+        match self.peek() {
+            Some(b'$') => {}
+            Some(other) => return Err(ProtocolError::NotABulkString(other)),
+            None => return Ok(None),
+        }
+        let Some(len) = self.header(ProtocolError::BulkLength)? else { return Ok(None) };
+        let Ok(len) = usize::try_from(len) else { return Err(ProtocolError::BulkLength) };
+        if len > limits.arg_bytes_max {
+            return Err(ProtocolError::ArgTooLong(limits.arg_bytes_max));
+        }
+        let rest = &self.buf[self.pos..];
+        let Some((word, end)) = rest.split_at_checked(len) else { return Ok(None) };
+        match end.first_chunk::<2>() {
+            Some(b"\r\n") => {
+                self.pos += len + 2;
+                Ok(Some(word))
+            }
+            Some(_) => Err(ProtocolError::BulkEnd),
+            None if end.first().is_none_or(|&byte| byte == b'\r') => Ok(None),
+            None => Err(ProtocolError::BulkEnd),
+        }
+    }
+
+    /// The number between a marker and CRLF.
+    #[inline(always)]
+    fn header(&mut self, error: ProtocolError) -> Step<i64> {
+        // One digit is by far the most frequent.
+        if let Some([_, digit @ b'0'..=b'9', b'\r', b'\n']) = self.buf[self.pos..].first_chunk::<4>() {
+            self.pos += 4;
+            return Ok(Some(i64::from(digit - b'0')));
+        }
+        if let Some([_, tens @ b'0'..=b'9', ones @ b'0'..=b'9', b'\r', b'\n']) = self.buf[self.pos..].first_chunk::<5>()
+        {
+            self.pos += 5;
+            return Ok(Some(i64::from(tens - b'0') * 10 + i64::from(ones - b'0')));
+        }
+        self.long_header(error)
+    }
+
+    #[inline(never)]
+    fn long_header(&mut self, error: ProtocolError) -> Step<i64> {
+        let rest = &self.buf[self.pos + 1..];
+        let negative = rest.first() == Some(&b'-');
+        let digits = &rest[usize::from(negative)..];
+        let mut value = 0i64;
+        for (at, &byte) in digits.iter().enumerate() {
+            match byte {
+                b'0'..=b'9' if at < HEADER_DIGITS_MAX => value = value * 10 + i64::from(byte - b'0'),
+                b'\r' if at > 0 => {
+                    return match digits.get(at + 1) {
+                        Some(b'\n') => {
+                            self.pos += 1 + usize::from(negative) + at + 2;
+                            Ok(Some(if negative { -value } else { value }))
+                        }
+                        Some(_) => Err(error),
+                        None => Ok(None),
+                    };
+                }
+                _ => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The remaining `count` words of an array whose header was read.
+    pub fn words(&mut self, count: usize, limits: &RequestLimits, args: &mut Args<'a>) -> Step<()> {
+        for _ in 0..count {
+            match self.bulk(limits)? {
+                Some(word) => args.push(word),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(()))
+    }
+
+    /// A line of words: what people type into a terminal.
+    pub fn inline(&mut self, limits: &RequestLimits, args: &mut Args<'a>) -> Step<()> {
+        let rest = &self.buf[self.pos..];
+        let Some(end) = memchr(b'\n', rest) else {
+            return if rest.len() > INLINE_BYTES_MAX { Err(ProtocolError::InlineTooLong) } else { Ok(None) };
+        };
+        let line = &rest[..end];
+        if line.iter().any(|byte| matches!(byte, b'"' | b'\'')) {
+            return Err(ProtocolError::InlineQuotes);
+        }
+        for word in line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()) {
+            if args.len() == limits.args_max {
+                return Err(ProtocolError::TooManyArgs(limits.args_max));
+            }
+            if word.len() > limits.arg_bytes_max {
+                return Err(ProtocolError::ArgTooLong(limits.arg_bytes_max));
+            }
+            args.push(word);
+        }
+        self.pos += end + 1;
+        Ok(Some(()))
+    }
+}

@@ -1,0 +1,528 @@
+//! The whole server: binds, starts an executor per core and one for everything else, and waits for the end.
+//!
+//! ```text
+//!   main thread       signals, heartbeat, lifecycle
+//!   data core 0..n    one pinned glommio executor each: transport + engine, nothing else
+//!   control           one glommio executor: ops port, policy reloads
+//! ```
+//!
+//! Data cores and control share nothing but the policy in force, the counters and the lifecycle.
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use glommio::{ExecutorJoinHandle, LocalExecutorBuilder, Placement as CpuPlacement, PoolPlacement};
+use thiserror::Error;
+
+use crate::{
+    buckets::BucketTable,
+    clock::Clock,
+    config::{Cores, Settings},
+    control::{self, Control, Orders, Reloads},
+    engine::{Engine, Facts, RespSettings, Shared},
+    lifecycle::{Lifecycle, Stage},
+    limits::CORES_MAX,
+    listener::{
+        Port, TransportChoice, TransportSettings,
+        park::Pulse,
+        placement::Placement,
+        plain,
+        ring::Driver,
+        sockets::{self, BindError},
+    },
+    metrics::counters::CoreCounters,
+    policy::PolicyInForce,
+    resp::frame::RequestLimits,
+};
+
+/// Executors must never be preempted by glommio's own timer; see `listener::park`.
+const PREEMPT_TIMER: Duration = Duration::from_secs(10);
+/// How often every executor is woken.
+const BEAT: Duration = Duration::from_millis(1);
+/// How many beats until idle drivers look at clock and lifecycle.
+const BEATS_PER_NUDGE: u64 = 100;
+/// Entries of glommio's own rings on a data core with the ring transport; its driver hardly uses them.
+const DATA_RING_DEPTH: usize = 256;
+/// The kernel's most for a ring.
+const RING_DEPTH_MAX: usize = 32_768;
+
+/// Why the server cannot start, or ended badly.
+#[derive(Debug, Error)]
+pub enum ServerError {
+    /// io_uring is missing or forbidden.
+    #[error(
+        "io_uring is not available: {0}. Sluice needs Linux 5.8 or newer with io_uring allowed: check \
+         `sysctl kernel.io_uring_disabled`, and in containers the seccomp profile"
+    )]
+    IoUring(io::Error),
+    /// An address is taken or invalid.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The cores setting names cores that the process may not use.
+    #[error("cores: {0}")]
+    Cores(String),
+    /// An executor or a thread could not be started.
+    #[error("cannot start {what}: {error}")]
+    Start {
+        /// What.
+        what: String,
+        /// Why.
+        error: String,
+    },
+    /// A core stopped with an error.
+    #[error("core {core} stopped: {error}")]
+    Core {
+        /// Its number among the data cores.
+        core: usize,
+        /// Why.
+        error: io::Error,
+    },
+    /// The system refused something else.
+    #[error("{what}: {error}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// Why not.
+        error: io::Error,
+    },
+}
+
+/// What the shell asks of a running server, from signals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// SIGHUP: read the policy again.
+    Reload,
+    /// SIGTERM or SIGINT: leave. The second time: at once.
+    Leave,
+}
+
+/// What is true of the process from start to end; the ops port and INFO show it.
+pub struct Process {
+    /// The settings in force.
+    pub settings: Settings,
+    /// Where RESP is served.
+    pub resp_address: std::net::SocketAddr,
+    /// Where the ops port is served.
+    pub ops_address: std::net::SocketAddr,
+    /// By data core.
+    pub counters: Vec<Arc<CoreCounters>>,
+    /// Where connections are counted.
+    pub placement: Arc<Placement>,
+    /// The policy in force.
+    pub policy: PolicyInForce,
+    /// The buckets.
+    pub table: Arc<BucketTable>,
+    /// The stage.
+    pub lifecycle: Arc<Lifecycle>,
+    /// The transport in use.
+    pub transport: std::sync::OnceLock<TransportChoice>,
+    /// The kernel's numbers of the data cores.
+    pub cpus: Vec<usize>,
+    /// How reloads of the policy went.
+    pub reloads: Reloads,
+    /// The clock.
+    pub clock: Clock,
+}
+
+/// Serves until a [`Request::Leave`] comes, and has been carried out.
+///
+/// `password` is what AUTH must give. `control` reads and watches the policy. `ready` is told once everything listens.
+///
+/// # Errors
+///
+/// What keeps the server from starting; after that, only what no client can cause.
+pub fn run(
+    settings: Settings,
+    password: Option<Arc<str>>,
+    control: Control,
+    requests: &mpsc::Receiver<Request>,
+    ready: impl FnOnce(&Process),
+) -> Result<(), ServerError> {
+    check_io_uring()?;
+    let cpus = data_cpus(&settings.cores)?;
+    let clock = Clock::start();
+    let listeners = sockets::tcp(settings.resp.listen, cpus.len(), settings.resp.share_port)?;
+    let unix = settings.resp.listen_unix.as_deref().map(|path| sockets::unix(path, settings.resp.unix_mode)).transpose()?;
+    let ops = sockets::tcp(settings.ops.listen, 1, false)?.remove(0);
+    let system = |what| move |error| ServerError::System { what, error };
+    let process = Arc::new(Process {
+        resp_address: listeners[0].local_addr().map_err(system("RESP address"))?,
+        ops_address: ops.local_addr().map_err(system("ops address"))?,
+        counters: cpus.iter().map(|_| CoreCounters::new(settings.limits.rules_max)).collect(),
+        placement: Arc::new(
+            Placement::new(cpus.len(), settings.limits.connections_max).map_err(system("eventfd for a core"))?,
+        ),
+        policy: control.policy_in_force(),
+        table: Arc::new(BucketTable::new(settings.limits.buckets)),
+        lifecycle: Arc::new(Lifecycle::default()),
+        transport: std::sync::OnceLock::new(),
+        reloads: Reloads::default(),
+        cpus,
+        clock,
+        settings,
+    });
+    let shared = Shared {
+        policy: Arc::clone(&process.policy),
+        table: Arc::clone(&process.table),
+        seed: control.seed(),
+        facts: Arc::clone(&process) as _,
+    };
+    let running = Arc::new(AtomicUsize::new(process.cpus.len()));
+    let (mut pulses, mut cores) = (Vec::new(), Vec::new());
+    let (up, started) = mpsc::channel();
+    let mut unix = unix;
+    for (core, listener) in listeners.into_iter().enumerate() {
+        let mut listening: Vec<OwnedFd> = vec![listener.into()];
+        listening.extend(unix.take().map(OwnedFd::from));
+        let pulse = Arc::new(Pulse::default());
+        pulses.push(Arc::clone(&pulse));
+        let seat = Seat { core, listening, pulse, running: Arc::clone(&running), up: up.clone() };
+        cores.push(start_core(&process, &shared, password.clone(), seat)?);
+    }
+    drop(up);
+    let (control, orders) = control::start(control, Arc::clone(&process), ops)?;
+    pulses.push(Arc::clone(&orders.pulse));
+    let mut shell = Shell { process: &process, pulses: &pulses, orders: &orders, running: &running, beats: 0 };
+    // Every core reports once it listens; one that fails drops its end instead.
+    if shell.wait_for_all(&started, cores.len()) {
+        process.lifecycle.advance(Stage::Serving);
+        ready(&process);
+        shell.serve(requests);
+    } else {
+        process.lifecycle.close(0);
+        shell.beat_until_idle();
+    }
+    let outcome = join(cores);
+    orders.stop();
+    join_control(control)?;
+    if let Some(path) = &process.settings.resp.listen_unix {
+        let _ = std::fs::remove_file(path);
+    }
+    outcome
+}
+
+/// What the main thread does while the others work.
+struct Shell<'a> {
+    process: &'a Process,
+    pulses: &'a [Arc<Pulse>],
+    orders: &'a Orders,
+    running: &'a AtomicUsize,
+    beats: u64,
+}
+
+impl Shell<'_> {
+    /// Waits until all cores listen; false when one of them stopped instead.
+    fn wait_for_all(&mut self, started: &mpsc::Receiver<()>, cores: usize) -> bool {
+        let mut up = 0;
+        while up < cores {
+            match started.recv_timeout(BEAT) {
+                Ok(()) => up += 1,
+                Err(mpsc::RecvTimeoutError::Timeout) => self.beat(),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+        true
+    }
+
+    /// Carries out requests until every core has stopped.
+    fn serve(&mut self, requests: &mpsc::Receiver<Request>) {
+        let mut close_at_ms = None;
+        let cores = self.process.cpus.len();
+        loop {
+            match requests.recv_timeout(BEAT) {
+                Ok(Request::Reload) => self.orders.reload(),
+                Ok(Request::Leave) if close_at_ms.is_none() => {
+                    tracing::info!(drain_ms = self.process.settings.shutdown.drain_ms, "leaving: /readyz is 503");
+                    self.process.lifecycle.advance(Stage::Draining);
+                    close_at_ms = Some(self.now_ms() + self.process.settings.shutdown.drain_ms);
+                }
+                Ok(Request::Leave) => {
+                    tracing::warn!("asked again: leaving at once");
+                    self.close(0);
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => std::thread::park_timeout(BEAT),
+            }
+            self.beat();
+            if close_at_ms.is_some_and(|at_ms| self.now_ms() >= at_ms)
+                && self.process.lifecycle.stage() < Stage::Closing
+            {
+                self.close(self.process.settings.shutdown.grace_ms);
+            }
+            match self.running.load(Ordering::Acquire) {
+                0 => return,
+                still if still < cores && self.process.lifecycle.stage() < Stage::Closing => {
+                    tracing::error!("a core stopped: leaving");
+                    self.close(self.process.settings.shutdown.grace_ms);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn close(&mut self, grace_ms: u64) {
+        tracing::info!(grace_ms, "listeners close");
+        self.process.lifecycle.close(self.now_ms() + grace_ms);
+        self.pulses.iter().for_each(|pulse| pulse.nudge());
+    }
+
+    fn beat_until_idle(&mut self) {
+        while self.running.load(Ordering::Acquire) > 0 {
+            std::thread::park_timeout(BEAT);
+            self.beat();
+        }
+    }
+
+    fn beat(&mut self) {
+        self.beats += 1;
+        // While leaving, drivers look after every connection at each beat.
+        let nudge = self.beats.is_multiple_of(BEATS_PER_NUDGE) || self.process.lifecycle.stage() == Stage::Closing;
+        for pulse in self.pulses {
+            pulse.beat();
+            if nudge {
+                pulse.nudge();
+            }
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.process.clock.now().mono_ms
+    }
+}
+
+/// What one core starts with.
+struct Seat {
+    core: usize,
+    listening: Vec<OwnedFd>,
+    pulse: Arc<Pulse>,
+    running: Arc<AtomicUsize>,
+    up: mpsc::Sender<()>,
+}
+
+/// Tells the shell that a core has stopped, however it stopped.
+struct Stopped(Arc<AtomicUsize>);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+type CoreHandle = ExecutorJoinHandle<io::Result<()>>;
+
+fn start_core(
+    process: &Arc<Process>,
+    shared: &Shared,
+    password: Option<Arc<str>>,
+    seat: Seat,
+) -> Result<CoreHandle, ServerError> {
+    let settings = &process.settings;
+    let port = Port {
+        core: seat.core,
+        listeners: seat.listening,
+        placement: Arc::clone(&process.placement),
+        settings: transport_settings(settings),
+        lifecycle: Arc::clone(&process.lifecycle),
+        clock: process.clock,
+    };
+    let resp = resp_settings(settings, password);
+    let counters = Arc::clone(&process.counters[seat.core]);
+    let shared = Shared {
+        policy: Arc::clone(&shared.policy),
+        table: Arc::clone(&shared.table),
+        seed: shared.seed,
+        facts: Arc::clone(&shared.facts),
+    };
+    let (process, pulse, up) = (Arc::clone(process), seat.pulse, seat.up);
+    let stopped = Stopped(seat.running);
+    let cores = process.cpus.len();
+    let depth = ring_depth(&process.settings, cores);
+    LocalExecutorBuilder::new(CpuPlacement::Fixed(process.cpus[seat.core]))
+        .name(&format!("sluice-{}", seat.core))
+        .preempt_timer(PREEMPT_TIMER)
+        .io_memory(0)
+        .ring_depth(depth)
+        .blocking_thread_pool_placement(PoolPlacement::Unbound(1))
+        .spawn(move || async move {
+            let _stopped = stopped;
+            let _heart = glommio::spawn_local(Arc::clone(&pulse).keep_alive());
+            // glommio's first sleep may take tens of milliseconds; better now than for the first client.
+            glommio::timer::sleep(Duration::from_nanos(1)).await;
+            let engine = Engine::new(&shared, resp, counters, (port.core, cores));
+            serve_core(&process, port, engine, &pulse, &up).await
+        })
+        .map_err(|error| ServerError::Start { what: format!("core {}", seat.core), error: error.to_string() })
+}
+
+async fn serve_core(
+    process: &Process,
+    port: Port,
+    engine: Engine,
+    pulse: &Pulse,
+    up: &mpsc::Sender<()>,
+) -> io::Result<()> {
+    let wanted = process.settings.transport.kind;
+    let use_it = |used: TransportChoice| {
+        // The first core says which; all cores run on the same kernel and come to the same result.
+        if process.transport.set(used).is_ok() {
+            tracing::info!(transport = ?used, "transport");
+        }
+        let _ = up.send(());
+    };
+    if wanted == TransportChoice::Plain {
+        use_it(TransportChoice::Plain);
+        return plain::run(port, engine, pulse).await;
+    }
+    match Driver::new(port, engine) {
+        Ok(driver) => {
+            use_it(TransportChoice::Ring);
+            driver.run(pulse).await
+        }
+        Err((error, ..)) if wanted == TransportChoice::Ring => Err(error),
+        Err((error, port, engine)) => {
+            tracing::warn!(%error, "this kernel lacks what the ring transport needs; using the plain one");
+            use_it(TransportChoice::Plain);
+            plain::run(port, engine, pulse).await
+        }
+    }
+}
+
+fn transport_settings(settings: &Settings) -> TransportSettings {
+    TransportSettings {
+        idle_timeout_ms: settings.limits.idle_timeout_ms,
+        stall_timeout_ms: settings.limits.stall_timeout_ms,
+        busy_poll_us: settings.transport.busy_poll_us,
+        ring_buffers: settings.transport.ring_buffers,
+        ring_buffer_bytes: settings.transport.ring_buffer_bytes,
+        ring_entries: settings.transport.ring_entries,
+    }
+}
+
+fn resp_settings(settings: &Settings, password: Option<Arc<str>>) -> RespSettings {
+    RespSettings {
+        request: RequestLimits {
+            args_max: settings.resp.args_max,
+            arg_bytes_max: settings.resp.arg_bytes_max,
+            request_bytes_max: settings.resp.request_bytes_max,
+        },
+        output_backlog_bytes: settings.resp.output_backlog_bytes,
+        password,
+    }
+}
+
+/// glommio's own ring has an entry per wait: with the plain transport each connection waits in it.
+fn ring_depth(settings: &Settings, cores: usize) -> usize {
+    let waits = match settings.transport.kind {
+        TransportChoice::Ring => DATA_RING_DEPTH,
+        TransportChoice::Auto | TransportChoice::Plain => settings.limits.connections_max.div_ceil(cores),
+    };
+    waits.clamp(DATA_RING_DEPTH, RING_DEPTH_MAX).next_power_of_two()
+}
+
+fn join(cores: Vec<CoreHandle>) -> Result<(), ServerError> {
+    let mut outcome = Ok(());
+    for (core, handle) in cores.into_iter().enumerate() {
+        let result = match handle.join() {
+            Ok(result) => result,
+            Err(error) => Err(io::Error::other(error.to_string())),
+        };
+        if let Err(error) = result {
+            outcome = Err(ServerError::Core { core, error });
+        }
+    }
+    outcome
+}
+
+fn join_control(control: ExecutorJoinHandle<()>) -> Result<(), ServerError> {
+    control.join().map_err(|error| ServerError::Start { what: "control".into(), error: error.to_string() })
+}
+
+/// glommio ends the process with a bare message where io_uring is missing, so this asks first.
+fn check_io_uring() -> Result<(), ServerError> {
+    io_uring::IoUring::new(2).map(drop).map_err(ServerError::IoUring)
+}
+
+/// The kernel's numbers of the cores that serve checks.
+fn data_cpus(wanted: &Cores) -> Result<Vec<usize>, ServerError> {
+    let usable: Vec<usize> = glommio::CpuSet::online()
+        .map_err(|error| ServerError::Cores(error.to_string()))?
+        .filter(|location| is_usable(location.cpu))
+        .iter()
+        .map(|location| location.cpu)
+        .collect();
+    let mut usable = usable;
+    usable.sort_unstable();
+    let cpus = match wanted {
+        Cores::Count(0) => usable,
+        Cores::Count(count) if *count <= usable.len() => usable[..*count].to_vec(),
+        Cores::Count(count) => {
+            return Err(ServerError::Cores(format!("{count} are asked for, and this process may use {}", usable.len())));
+        }
+        Cores::List(list) => {
+            if let Some(missing) = list.iter().find(|cpu| !usable.contains(cpu)) {
+                return Err(ServerError::Cores(format!(
+                    "core {missing} is not among those that this process may use: {usable:?}"
+                )));
+            }
+            let mut list = list.clone();
+            list.sort_unstable();
+            list.dedup();
+            list
+        }
+    };
+    if cpus.is_empty() || cpus.len() > CORES_MAX {
+        return Err(ServerError::Cores(format!("from 1 to {CORES_MAX} cores can serve, not {}", cpus.len())));
+    }
+    Ok(cpus)
+}
+
+/// Whether the process may run on this core: containers and taskset restrict it.
+fn is_usable(cpu: usize) -> bool {
+    affinity().is_none_or(|mask| mask.contains(&cpu))
+}
+
+/// The cores of `Cpus_allowed_list` in /proc/self/status, such as `0-3,8`.
+fn affinity() -> Option<Vec<usize>> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    let mut cpus = Vec::new();
+    for part in list.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        cpus.extend(first.parse::<usize>().ok()?..=last.parse().ok()?);
+    }
+    Some(cpus)
+}
+
+impl Facts for Process {
+    fn info(&self) -> String {
+        let policy = self.policy.load();
+        let sum = |read: fn(&CoreCounters) -> u64| self.counters.iter().map(|core| read(core)).sum::<u64>();
+        format!(
+            "# Server\r\nsluice_version:{}\r\nprocess_id:{}\r\ntcp_port:{}\r\nuptime_in_seconds:{}\r\ncores:{}\r\n\r\n\
+             # Clients\r\nconnected_clients:{}\r\nmaxclients:{}\r\n\r\n\
+             # Stats\r\ntotal_connections_received:{}\r\ntotal_checks:{}\r\ntotal_denied:{}\r\n\r\n\
+             # Policy\r\npolicy_version:{}\r\nrules:{}\r\noverrides:{}\r\n",
+            env!("CARGO_PKG_VERSION"),
+            std::process::id(),
+            self.resp_address.port(),
+            self.clock.now().mono_ms / 1000,
+            self.cpus.len(),
+            (0..self.placement.cores()).map(|core| self.placement.connections(core)).sum::<usize>(),
+            self.settings.limits.connections_max,
+            sum(|core| core.connections_opened.value()),
+            sum(|core| core.checks.value()),
+            sum(|core| core.denied.value()),
+            policy.policy.version,
+            policy.policy.rules.len(),
+            policy.policy.overrides.len(),
+        )
+    }
+}

@@ -1,0 +1,21 @@
+//! Rules and overrides, and the snapshot that the hot path asks.
+//!
+//! Read in this order:
+//!
+//! 1. [`model`]: what a policy says, as plain data (rules, overrides, limits).
+//! 2. [`file`](mod@file): a policy file (TOML) into the model, with every problem of the file reported at once.
+//! 3. [`check`]: what a policy must satisfy beyond its syntax, for whichever way it came in.
+//! 4. [`rate`]: a limit as the integers that a bucket computes with.
+//! 5. [`identity`]: the encoded identity, which rollout and the store keys hash.
+//! 6. [`snapshot`]: the policy compiled: from the attributes of a request to the rules that apply.
+//! 7. [`explain`](mod@explain): the same walk for people, with the reason for each rule that does not apply.
+#![forbid(unsafe_code)]
+
+mod bytes;
+pub mod check;
+pub mod explain;
+pub mod file;
+pub mod identity;
+pub mod model;
+pub mod rate;
+pub mod snapshot;

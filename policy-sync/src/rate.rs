@@ -1,0 +1,145 @@
+//! A limit as the integers that a bucket computes with, exact and without drift.
+//!
+//! A bucket holds whole tokens and a fraction of one. The fraction is counted in *units*: a token has
+//! [`Rate::units_per_token`] of them, and each *tick* (a millisecond, or a second for slow limits) brings
+//! [`Rate::units_per_tick`]. Both come from `refill / period` reduced to lowest terms, so what `n` ticks bring is
+//! exactly `n × units_per_tick`, whoever looks and however often: nothing is ever rounded away.
+//!
+//! Example: 10 tokens a minute is 1 token in 6,000 ms, so 6,000 units make a token and a tick brings one. Both are
+//! then multiplied by the largest factor that keeps a token within [`UNITS_PER_TOKEN_MAX`]. That changes no result;
+//! it makes every rate's token about the same number of units, so a bucket that is read at a new rate after a
+//! rule change keeps its fraction to within half a token, and its whole tokens exactly.
+
+use thiserror::Error;
+
+use crate::model::{CAPACITY_MAX, Limit, PERIOD_MS_MAX};
+
+/// The most units a token may have: the packed word of a bucket keeps the fraction in 24 bits.
+pub const UNITS_PER_TOKEN_MAX: u64 = 1 << 24;
+
+/// Longer periods than this, in milliseconds, must be whole seconds, so that their fraction fits.
+pub const MILLISECOND_TICK_PERIOD_MS_MAX: u64 = UNITS_PER_TOKEN_MAX;
+
+/// A limit compiled for the bucket arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// The most tokens that the bucket holds.
+    pub capacity: u32,
+    /// Units in a token; above half of [`UNITS_PER_TOKEN_MAX`], and no more than it.
+    pub units_per_token: u32,
+    /// Units that a tick brings.
+    pub units_per_tick: u64,
+    /// Ticks after which an empty bucket is full again.
+    pub ticks_to_full: u64,
+    /// A tick in milliseconds: 1 or 1,000.
+    pub tick_ms: u32,
+}
+
+/// Why a limit cannot be computed with.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum RateError {
+    /// The capacity is 0 or does not fit.
+    #[error("capacity must be from 1 to {CAPACITY_MAX}")]
+    Capacity,
+    /// The refill is 0 or does not fit.
+    #[error("refill must be from 1 to {CAPACITY_MAX}")]
+    Refill,
+    /// The period is 0 or too long.
+    #[error("the period must be from 1 ms to {PERIOD_MS_MAX} ms")]
+    Period,
+    /// A long period that is not a whole number of seconds.
+    #[error("a period over {MILLISECOND_TICK_PERIOD_MS_MAX} ms must be a whole number of seconds")]
+    Fraction,
+}
+
+impl Rate {
+    /// Compiles a limit.
+    ///
+    /// # Errors
+    ///
+    /// What is out of its bounds; see [`RateError`].
+    pub fn new(limit: Limit) -> Result<Self, RateError> {
+        if limit.capacity == 0 || limit.capacity > CAPACITY_MAX {
+            return Err(RateError::Capacity);
+        }
+        if limit.refill == 0 || limit.refill > CAPACITY_MAX {
+            return Err(RateError::Refill);
+        }
+        if limit.period_ms == 0 || limit.period_ms > PERIOD_MS_MAX {
+            return Err(RateError::Period);
+        }
+        let (tick_ms, period_ticks) = if limit.period_ms <= MILLISECOND_TICK_PERIOD_MS_MAX {
+            (1, limit.period_ms)
+        } else if limit.period_ms % 1000 == 0 {
+            (1000, limit.period_ms / 1000)
+        } else {
+            return Err(RateError::Fraction);
+        };
+        let divisor = gcd(limit.refill, period_ticks);
+        let (units_per_tick, units_per_token) = (limit.refill / divisor, period_ticks / divisor);
+        let scale = UNITS_PER_TOKEN_MAX / units_per_token;
+        let (units_per_tick, units_per_token) = (units_per_tick * scale, units_per_token * scale);
+        let capacity = u32::try_from(limit.capacity).map_err(|_| RateError::Capacity)?;
+        Ok(Self {
+            capacity,
+            units_per_token: u32::try_from(units_per_token).map_err(|_| RateError::Period)?,
+            units_per_tick,
+            ticks_to_full: (u64::from(capacity) * units_per_token).div_ceil(units_per_tick),
+            tick_ms,
+        })
+    }
+
+    /// How long an empty bucket takes to be full again, in milliseconds.
+    pub fn fill_ms(&self) -> u64 {
+        self.ticks_to_full * u64::from(self.tick_ms)
+    }
+}
+
+fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rate(capacity: u64, refill: u64, period_ms: u64) -> Result<Rate, RateError> {
+        Rate::new(Limit { capacity, refill, period_ms })
+    }
+
+    #[test]
+    fn ten_a_minute_is_a_token_each_six_seconds() {
+        let rate = rate(10, 10, 60_000).unwrap();
+        assert_eq!(u64::from(rate.units_per_token), rate.units_per_tick * 6_000);
+        assert_eq!((rate.fill_ms(), rate.tick_ms), (60_000, 1));
+    }
+
+    #[test]
+    fn a_month_is_counted_in_seconds() {
+        let month = 31 * 24 * 3_600_000;
+        let rate = rate(1, 1, month).unwrap();
+        assert_eq!((rate.fill_ms(), rate.tick_ms), (month, 1000));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        assert_eq!(rate(0, 1, 1), Err(RateError::Capacity));
+        assert_eq!(rate(1 << 31, 1, 1), Err(RateError::Capacity));
+        assert_eq!(rate(1, 0, 1), Err(RateError::Refill));
+        assert_eq!(rate(1, 1, 0), Err(RateError::Period));
+        assert_eq!(rate(1, 1, PERIOD_MS_MAX + 1), Err(RateError::Period));
+        assert_eq!(rate(1, 1, MILLISECOND_TICK_PERIOD_MS_MAX + 1), Err(RateError::Fraction));
+    }
+
+    #[test]
+    fn a_token_is_always_about_as_many_units() {
+        for (refill, period_ms) in [(1, 1), (7, 60_000), (1_000_000, 1_000), (3, 16_777_213), (1, 7 * 86_400_000)] {
+            let rate = rate(100, refill, period_ms).unwrap();
+            assert!(u64::from(rate.units_per_token) <= UNITS_PER_TOKEN_MAX, "{rate:?}");
+            assert!(u64::from(rate.units_per_token) > UNITS_PER_TOKEN_MAX / 2, "{rate:?}");
+        }
+    }
+}
