@@ -13,9 +13,12 @@ use std::{
     time::Duration,
 };
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use glommio::{ExecutorJoinHandle, LocalExecutorBuilder, Placement, PoolPlacement};
-use notify::{RecursiveMode, Watcher};
+use notify::{
+    EventKind, RecursiveMode, Watcher,
+    event::{AccessKind, AccessMode, ModifyKind},
+};
 use policy_sync::{file, model::Policy};
 use thiserror::Error;
 
@@ -41,7 +44,10 @@ pub const EXAMPLE_NAME: &str = "the built-in example policy";
 pub enum PolicyError {
     /// The file has problems; all of them.
     #[error(transparent)]
-    File(#[from] file::Problems),
+    File(#[from] file::ReadError),
+    /// The built-in policy has problems.
+    #[error(transparent)]
+    Example(#[from] file::Problems),
     /// It is fine by itself, but not for this process.
     #[error(transparent)]
     Load(#[from] LoadError),
@@ -80,7 +86,7 @@ impl Control {
     }
 
     /// Reads the policy again and puts it in force if it is different and has no problem.
-    fn reload(&mut self, process: &Process) {
+    fn reload(&mut self, process: &Process, was_asked: bool) {
         let outcome = read(self.source.as_deref(), self.version + 1).and_then(|policy| {
             let old = self.in_force.load();
             if policy.rules == old.policy.rules && policy.overrides == old.policy.overrides {
@@ -89,6 +95,8 @@ impl Control {
             Ok(Some(LoadedPolicy::load(policy, self.seed, &mut self.slots)?))
         });
         match outcome {
+            // A rename of something else in the folder is no news; whoever sent SIGHUP wants an answer.
+            Ok(None) if !was_asked => {}
             Ok(None) => tracing::info!(version = self.version, "policy read again: nothing changed"),
             Ok(Some((loaded, reused))) => {
                 self.version += 1;
@@ -101,6 +109,7 @@ impl Control {
             }
             Err(error) => {
                 process.reloads.refused.fetch_add(1, Ordering::Relaxed);
+                process.reloads.last_refusal.store(Some(Arc::new(error.to_string())));
                 tracing::error!(version = self.version, "policy refused, the old one goes on:\n{error}");
             }
         }
@@ -122,6 +131,8 @@ pub struct Reloads {
     pub applied: AtomicU64,
     /// Policies refused.
     pub refused: AtomicU64,
+    /// What was wrong with the last one that was refused.
+    pub last_refusal: ArcSwapOption<String>,
     /// Rule names with their slot, and what the slot's counters showed when it got the name.
     pub names: ArcSwap<Vec<RuleCounters>>,
 }
@@ -165,6 +176,7 @@ impl Reloads {
 /// What other threads ask of the control executor.
 pub struct Orders {
     reload: AtomicBool,
+    look: AtomicBool,
     stop: AtomicBool,
     /// Wakes it.
     pub pulse: Arc<Pulse>,
@@ -174,6 +186,12 @@ impl Orders {
     /// Read the policy again.
     pub fn reload(&self) {
         self.reload.store(true, Ordering::Release);
+        self.pulse.nudge();
+    }
+
+    /// The policy file may have changed.
+    fn look_again(&self) {
+        self.look.store(true, Ordering::Release);
         self.pulse.nudge();
     }
 
@@ -198,6 +216,7 @@ pub fn start(
     let pulse = Arc::new(Pulse::default());
     let orders = Arc::new(Orders {
         reload: AtomicBool::new(false),
+        look: AtomicBool::new(false),
         stop: AtomicBool::new(false),
         pulse: Arc::clone(&pulse),
     });
@@ -215,8 +234,9 @@ pub fn start(
             let _heart = glommio::spawn_local(Arc::clone(&pulse).keep_alive());
             let _ops = glommio::spawn_local(ops::serve(ops_listener, Arc::clone(&process)));
             while !for_executor.stop.load(Ordering::Acquire) {
-                if for_executor.reload.swap(false, Ordering::AcqRel) {
-                    control.reload(&process);
+                let was_asked = for_executor.reload.swap(false, Ordering::AcqRel);
+                if for_executor.look.swap(false, Ordering::AcqRel) || was_asked {
+                    control.reload(&process, was_asked);
                 }
                 pulse.until_nudged().await;
             }
@@ -235,14 +255,26 @@ fn watch(path: &Path, orders: Arc<Orders>) -> Result<notify::RecommendedWatcher,
         Some(folder) if !folder.as_os_str().is_empty() => folder.to_path_buf(),
         _ => PathBuf::from("."),
     };
+    let file_name = path.file_name().map(ToOwned::to_owned);
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| match event {
-        // Whatever happens in the folder may be the link by which the file is reached (as Kubernetes does it), so any
-        // change is a reason to look; a file that did not change is noticed by its content.
-        Ok(event) if !event.kind.is_access() => orders.reload(),
+        Ok(event) if is_finished(&event.kind, event.paths.iter().any(|at| at.file_name() == file_name.as_deref())) => {
+            orders.look_again();
+        }
         Ok(_) => {}
         Err(error) => tracing::warn!(%error, "watching the policy file failed; SIGHUP still reads it"),
     })
     .map_err(failed)?;
     watcher.watch(&folder, RecursiveMode::NonRecursive).map_err(failed)?;
     Ok(watcher)
+}
+
+/// Whether an event may have put new content in place: a file closed after writing, or something renamed or linked. A
+/// write that goes on is no reason to look: half a policy may be a valid one. A rename of anything in the folder is one,
+/// since the file may be reached through a link that is replaced (as Kubernetes does it).
+fn is_finished(kind: &EventKind, is_ours: bool) -> bool {
+    match kind {
+        EventKind::Access(AccessKind::Close(AccessMode::Write)) => is_ours,
+        EventKind::Modify(ModifyKind::Name(_)) => true,
+        _ => false,
+    }
 }

@@ -258,13 +258,7 @@ fn take_all<T: Tally>(
 
 /// Evaluates the shadow rules behind the verdict: each for itself, never touching it.
 #[inline(never)]
-fn observe<T: Tally>(
-    ground: &Ground<'_, T>,
-    applied: &[Applied],
-    cost: u32,
-    answer: Answer,
-    counts: &mut TableCounts,
-) {
+fn observe<T: Tally>(ground: &Ground<'_, T>, applied: &[Applied], cost: u32, answer: Answer, counts: &mut TableCounts) {
     for one in applied {
         if ground.snapshot.rules()[one.rule as usize].mode != Mode::Shadow {
             continue;
@@ -286,7 +280,9 @@ fn observe<T: Tally>(
 
 /// Of two refusals the one with the longer wait; the first among equals.
 fn longer(refused: Option<Verdict>, other: Verdict) -> Verdict {
-    let wait = |verdict: &Verdict| if verdict.retry_after_ms == NEVER { i64::MAX } else { verdict.retry_after_ms };
+    let wait = |verdict: &Verdict| {
+        if verdict.retry_after_ms == NEVER { i64::MAX } else { verdict.retry_after_ms }
+    };
     match refused {
         Some(refusal) if wait(&refusal) >= wait(&other) => refusal,
         _ => other,

@@ -10,11 +10,14 @@
 //! 6. [`policy`]: the policy in force, and how a new one replaces it.
 
 pub mod buckets;
+pub mod cli;
 pub mod clock;
+pub mod commands;
 pub mod config;
 pub mod control;
 pub mod decision;
 pub mod engine;
+pub mod files;
 pub mod lifecycle;
 pub mod limits;
 pub mod listener;

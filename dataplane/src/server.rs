@@ -141,7 +141,7 @@ pub struct Process {
 /// What keeps the server from starting; after that, only what no client can cause.
 pub fn run(
     settings: Settings,
-    password: Option<Arc<str>>,
+    password: Option<&Arc<str>>,
     control: Control,
     requests: &mpsc::Receiver<Request>,
     ready: impl FnOnce(&Process),
@@ -150,7 +150,8 @@ pub fn run(
     let cpus = data_cpus(&settings.cores)?;
     let clock = Clock::start();
     let listeners = sockets::tcp(settings.resp.listen, cpus.len(), settings.resp.share_port)?;
-    let unix = settings.resp.listen_unix.as_deref().map(|path| sockets::unix(path, settings.resp.unix_mode)).transpose()?;
+    let unix =
+        settings.resp.listen_unix.as_deref().map(|path| sockets::unix(path, settings.resp.unix_mode)).transpose()?;
     let ops = sockets::tcp(settings.ops.listen, 1, false)?.remove(0);
     let system = |what| move |error| ServerError::System { what, error };
     let process = Arc::new(Process {
@@ -185,7 +186,7 @@ pub fn run(
         let pulse = Arc::new(Pulse::default());
         pulses.push(Arc::clone(&pulse));
         let seat = Seat { core, listening, pulse, running: Arc::clone(&running), up: up.clone() };
-        cores.push(start_core(&process, &shared, password.clone(), seat)?);
+        cores.push(start_core(&process, &shared, password.cloned(), seat)?);
     }
     drop(up);
     let (control, orders) = control::start(control, Arc::clone(&process), ops)?;
@@ -386,8 +387,9 @@ async fn serve_core(
             use_it(TransportChoice::Ring);
             driver.run(pulse).await
         }
-        Err((error, ..)) if wanted == TransportChoice::Ring => Err(error),
-        Err((error, port, engine)) => {
+        Err(failed) if wanted == TransportChoice::Ring => Err(failed.0),
+        Err(failed) => {
+            let (error, port, engine) = *failed;
             tracing::warn!(%error, "this kernel lacks what the ring transport needs; using the plain one");
             use_it(TransportChoice::Plain);
             plain::run(port, engine, pulse).await
@@ -464,7 +466,10 @@ fn data_cpus(wanted: &Cores) -> Result<Vec<usize>, ServerError> {
         Cores::Count(0) => usable,
         Cores::Count(count) if *count <= usable.len() => usable[..*count].to_vec(),
         Cores::Count(count) => {
-            return Err(ServerError::Cores(format!("{count} are asked for, and this process may use {}", usable.len())));
+            return Err(ServerError::Cores(format!(
+                "{count} are asked for, and this process may use {}",
+                usable.len()
+            )));
         }
         Cores::List(list) => {
             if let Some(missing) = list.iter().find(|cpu| !usable.contains(cpu)) {

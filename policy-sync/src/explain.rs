@@ -3,11 +3,11 @@
 //! It looks at every rule and gives the first reason against, in the order in which the hot path would meet it. A
 //! test holds both walks against each other.
 
+use crate::model::Allowance;
 use crate::{
     identity,
     model::{Limit, Mode, Pattern, Policy, ROLLOUT_BP_ALL, Rule},
 };
-use crate::model::Allowance;
 
 /// What becomes of one rule for one request.
 #[derive(Clone, Debug, PartialEq)]

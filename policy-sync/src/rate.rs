@@ -70,7 +70,7 @@ impl Rate {
         }
         let (tick_ms, period_ticks) = if limit.period_ms <= MILLISECOND_TICK_PERIOD_MS_MAX {
             (1, limit.period_ms)
-        } else if limit.period_ms % 1000 == 0 {
+        } else if limit.period_ms.is_multiple_of(1000) {
             (1000, limit.period_ms / 1000)
         } else {
             return Err(RateError::Fraction);

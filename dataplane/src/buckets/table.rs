@@ -229,9 +229,7 @@ impl BucketTable {
 
     /// Gives back what a check took before another rule denied it; capped at the capacity.
     pub fn give_back(&self, key: u64, rate: &Rate, cost: u32, moment: Moment, counts: &mut TableCounts) {
-        let _ = self.update(key, moment, counts, |level| {
-            Ok(level.refilled(rate, moment.now_ms).with_back(rate, cost))
-        });
+        let _ = self.update(key, moment, counts, |level| Ok(level.refilled(rate, moment.now_ms).with_back(rate, cost)));
     }
 
     /// Replaces a bucket's level by `change` of it, atomically; an `Err` of `change` changes nothing.

@@ -40,7 +40,9 @@ const COMMAND_BYTES_MAX: usize = 16;
 impl Engine {
     /// Carries out one request with at least one word; an empty line is nothing.
     pub(super) fn execute(&mut self, conn: ConnId, args: &[&[u8]]) {
-        let Some((&name, words)) = args.split_first() else { return };
+        let Some((&name, words)) = args.split_first() else {
+            return;
+        };
         if let Err(error) = self.try_execute(conn, name, words) {
             self.fail(conn, &error);
         }
@@ -177,9 +179,12 @@ impl Engine {
         let (resp3, id) = (session.resp3, session.id);
         self.say(conn, |out| {
             reply::map(7, resp3, out);
-            for (key, value) in
-                [("server", "sluice"), ("version", env!("CARGO_PKG_VERSION")), ("mode", "standalone"), ("role", "master")]
-            {
+            for (key, value) in [
+                ("server", "sluice"),
+                ("version", env!("CARGO_PKG_VERSION")),
+                ("mode", "standalone"),
+                ("role", "master"),
+            ] {
                 reply::bulk(key.as_bytes(), out);
                 reply::bulk(value.as_bytes(), out);
             }
@@ -202,7 +207,13 @@ impl Engine {
             }
             (b"getname", []) => {
                 let (name, resp3) = (session.name.clone(), session.resp3);
-                self.say(conn, |out| if name.is_empty() { reply::null(resp3, out) } else { reply::bulk(&name, out) })
+                self.say(conn, |out| {
+                    if name.is_empty() {
+                        reply::null(resp3, out);
+                    } else {
+                        reply::bulk(&name, out);
+                    }
+                })
             }
             (b"id", []) => {
                 let id = session.id;
@@ -232,7 +243,7 @@ impl Engine {
         };
         let resp3 = self.sessions[conn.index()].resp3;
         match &*subcommand.to_ascii_lowercase() {
-            b"count" => self.say(conn, |out| reply::integer(COMMANDS.len() as i64, out)),
+            b"count" => self.say(conn, |out| reply::integer(i64::try_from(COMMANDS.len()).unwrap_or(i64::MAX), out)),
             b"docs" => self.say(conn, |out| {
                 let wanted = |entry: &&Entry| names.is_empty() || names.iter().any(|name| is_named(entry, name));
                 reply::map(COMMANDS.iter().filter(wanted).count(), resp3, out);

@@ -305,11 +305,15 @@ impl Engine {
                 None => Parsed::Incomplete,
             });
         }
-        let Some(count) = cursor.array(&limits)? else { return Ok(Parsed::Incomplete) };
+        let Some(count) = cursor.array(&limits)? else {
+            return Ok(Parsed::Incomplete);
+        };
         if count == 0 {
             return Ok(Parsed::Request(cursor.consumed()));
         }
-        let Some(name) = cursor.bulk(&limits)? else { return Ok(Parsed::Incomplete) };
+        let Some(name) = cursor.bulk(&limits)? else {
+            return Ok(Parsed::Incomplete);
+        };
         if name == b"CHECK" && self.sessions[conn.index()].authenticated {
             return Ok(match self.read_check(conn, &mut cursor, count - 1)? {
                 Some(()) => Parsed::Request(cursor.consumed()),
@@ -343,13 +347,17 @@ impl Engine {
         let mut wrong: Option<CommandError> = None;
         let mut first = true;
         while words > 0 {
-            let Some(name) = cursor.bulk(&limits)? else { return Ok(None) };
+            let Some(name) = cursor.bulk(&limits)? else {
+                return Ok(None);
+            };
             words -= 1;
             if words == 0 {
                 wrong.get_or_insert(CommandError::UnpairedAttribute);
                 break;
             }
-            let Some(value) = cursor.bulk(&limits)? else { return Ok(None) };
+            let Some(value) = cursor.bulk(&limits)? else {
+                return Ok(None);
+            };
             words -= 1;
             if first && name == b"COST" {
                 match command::number("COST", value) {
@@ -417,7 +425,7 @@ impl Engine {
         }
         let moment = Moment { now_ms: self.now.mono_ms, fill_ms_max: self.fill_ms_max };
         let tally = RuleTally { counters: &self.counters, slots: &self.policy.slots };
-        let ground = Ground { snapshot: &self.policy.snapshot, table: &*self.table, moment, tally: &tally };
+        let ground = Ground { snapshot: &self.policy.snapshot, table: &self.table, moment, tally: &tally };
         let mut tally_here = Totals::default();
         let mut applied = &self.applied[..];
         for pending in &self.pending {
@@ -435,8 +443,7 @@ impl Engine {
                     reply::check(&verdict, tail, &mut session.output);
                 }
                 Ask::Throttle { dialect, key, rate } => {
-                    let outcome =
-                        decision::take(&self.table, key, &rate, pending.cost, moment, &mut self.table_counts);
+                    let outcome = decision::take(&self.table, key, &rate, pending.cost, moment, &mut self.table_counts);
                     let verdict = decision::verdict(outcome, &rate, pending.cost, 0, moment.now_ms);
                     tally_here.throttle(&verdict);
                     match dialect {

@@ -1,3 +1,4 @@
-//! What the server counts, and how it is shown.
+//! What the server counts ([`counters`]), and how it is shown ([`exposition`]).
 
 pub mod counters;
+pub mod exposition;

@@ -1,11 +1,111 @@
-//! The ops port.
+//! The ops port: `/metrics`, `/healthz`, `/readyz` and `/v1/status`, on the control executor.
+//!
+//! [`io`] lets hyper speak over glommio's streams; [`status`] is the JSON page. What is scraped is in
+//! [`metrics::exposition`](crate::metrics::exposition).
 
-use std::{net::TcpListener, sync::Arc};
+mod io;
+mod status;
 
-use crate::server::Process;
+use std::{cell::Cell, convert::Infallible, net::TcpListener, os::fd::OwnedFd, rc::Rc, sync::Arc, time::Duration};
 
-/// Serves.
+use http_body_util::Full;
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    header::{ALLOW, CONTENT_TYPE},
+    server::conn::http1,
+    service::service_fn,
+};
+
+use self::io::HyperStream;
+use crate::{lifecycle::Stage, listener::park, metrics::exposition, server::Process};
+
+/// How long one connection may last, keep-alive included: nobody holds a slot for ever by sending nothing.
+const CONNECTION_SECS_MAX: u64 = 120;
+/// Bytes of a request's head.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const TEXT: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
+const PATHS: &str = "there are /metrics, /healthz, /readyz and /v1/status\n";
+
+/// Serves until the executor ends.
 pub async fn serve(listener: TcpListener, process: Arc<Process>) {
-    let _ = (listener, process);
-    std::future::pending::<()>().await;
+    let connections = Rc::new(Cell::new(0));
+    let descriptor: OwnedFd = match listener.try_clone() {
+        Ok(copy) => copy.into(),
+        Err(error) => {
+            tracing::error!(%error, "the ops port cannot be served");
+            return;
+        }
+    };
+    loop {
+        match listener.accept() {
+            // Beyond the limit the socket is dropped, and so closed.
+            Ok(_) if connections.get() >= process.settings.ops.connections_max => {}
+            Ok((socket, _)) => {
+                connections.set(connections.get() + 1);
+                let (process, connections) = (Arc::clone(&process), Rc::clone(&connections));
+                glommio::spawn_local(async move {
+                    converse(socket.into(), process).await;
+                    connections.set(connections.get() - 1);
+                })
+                .detach();
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                if let Err(error) = park::until_readable(&descriptor, None).await {
+                    tracing::error!(%error, "the ops port cannot wait for connections");
+                    glommio::timer::sleep(Duration::from_secs(1)).await;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the ops port cannot accept");
+                glommio::timer::sleep(Duration::from_millis(250)).await;
+            }
+        }
+    }
+}
+
+async fn converse(socket: OwnedFd, process: Arc<Process>) {
+    let Ok(stream) = HyperStream::new(socket) else { return };
+    let service = service_fn(move |request| {
+        let process = Arc::clone(&process);
+        async move { Ok::<_, Infallible>(answer(&request, &process)) }
+    });
+    let connection = async {
+        // A peer that breaks off is no news.
+        let _ = http1::Builder::new().max_buf_size(HEAD_BYTES_MAX).serve_connection(stream, service).await;
+        Ok::<(), glommio::GlommioError<()>>(())
+    };
+    let _ = glommio::timer::timeout(Duration::from_secs(CONNECTION_SECS_MAX), connection).await;
+}
+
+fn answer(request: &Request<Incoming>, process: &Process) -> Response<Full<Bytes>> {
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        let mut refusal = reply(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET and HEAD\n".into());
+        refusal.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static("GET, HEAD"));
+        return refusal;
+    }
+    match request.uri().path() {
+        "/metrics" => match exposition::encode(process) {
+            Ok(text) => reply(StatusCode::OK, OPENMETRICS, text),
+            Err(error) => reply(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
+        },
+        "/healthz" => reply(StatusCode::OK, TEXT, "ok\n".into()),
+        "/readyz" => match process.lifecycle.stage() {
+            Stage::Serving => reply(StatusCode::OK, TEXT, "ready\n".into()),
+            Stage::Starting => reply(StatusCode::SERVICE_UNAVAILABLE, TEXT, "starting\n".into()),
+            Stage::Draining | Stage::Closing => reply(StatusCode::SERVICE_UNAVAILABLE, TEXT, "leaving\n".into()),
+        },
+        "/v1/status" => reply(StatusCode::OK, JSON, status::page(process)),
+        _ => reply(StatusCode::NOT_FOUND, TEXT, PATHS.into()),
+    }
+}
+
+fn reply(status: StatusCode, content_type: &'static str, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(content_type));
+    response
 }

@@ -166,6 +166,9 @@ mod tests {
         assert_eq!(refused(&[b"k", b"1", b"0", b"1"]), "ERR invalid rate: count must be at least 1");
         assert_eq!(refused(&[b"k", b"1", b"1", b"0"]), "ERR invalid rate: period must be at least 1 second");
         assert_eq!(refused(&[b"k", b"1", b"-1", b"1"]), "ERR count is not an integer or out of range");
-        assert_eq!(refused(&[b"k", b"1", b"1", b"99999999999999999999"]), "ERR period is not an integer or out of range");
+        assert_eq!(
+            refused(&[b"k", b"1", b"1", b"99999999999999999999"]),
+            "ERR period is not an integer or out of range"
+        );
     }
 }

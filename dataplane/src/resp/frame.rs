@@ -116,13 +116,19 @@ impl<'a> Cursor<'a> {
             Some(other) => return Err(ProtocolError::NotABulkString(other)),
             None => return Ok(None),
         }
-        let Some(len) = self.header(ProtocolError::BulkLength)? else { return Ok(None) };
-        let Ok(len) = usize::try_from(len) else { return Err(ProtocolError::BulkLength) };
+        let Some(len) = self.header(ProtocolError::BulkLength)? else {
+            return Ok(None);
+        };
+        let Ok(len) = usize::try_from(len) else {
+            return Err(ProtocolError::BulkLength);
+        };
         if len > limits.arg_bytes_max {
             return Err(ProtocolError::ArgTooLong(limits.arg_bytes_max));
         }
         let rest = &self.buf[self.pos..];
-        let Some((word, end)) = rest.split_at_checked(len) else { return Ok(None) };
+        let Some((word, end)) = rest.split_at_checked(len) else {
+            return Ok(None);
+        };
         match end.first_chunk::<2>() {
             Some(b"\r\n") => {
                 self.pos += len + 2;

@@ -128,7 +128,11 @@ pub fn array(len: usize, out: &mut Vec<u8>) {
 
 /// The header of a map of `len` pairs, which must follow: a map in RESP3, a flat array in RESP2.
 pub fn map(len: usize, resp3: bool, out: &mut Vec<u8>) {
-    if resp3 { header(b'%', len, out) } else { header(b'*', 2 * len, out) }
+    if resp3 {
+        header(b'%', len, out);
+    } else {
+        header(b'*', 2 * len, out);
+    }
 }
 
 /// Nothing: `_` in RESP3, a null bulk string in RESP2.

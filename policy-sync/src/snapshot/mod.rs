@@ -265,7 +265,9 @@ impl Snapshot {
                 candidates(self.index.find(exact_key(lookup.salt, attribute.hash)))?;
             }
             for &len in &lookup.prefix_lens {
-                let Some(prefix) = attribute.value.get(..len as usize) else { break };
+                let Some(prefix) = attribute.value.get(..len as usize) else {
+                    break;
+                };
                 candidates(self.index.find(prefix_key(lookup.salt, xxh3_64_with_seed(prefix, self.seed))))?;
             }
             candidates(&lookup.present)?;

@@ -16,6 +16,9 @@ struct Slot {
     id: NameId,
 }
 
+/// Multipliers that the builder tries.
+const TRIES: usize = 64;
+
 const EMPTY: Slot = Slot { image: (0, 0), len: u16::MAX, id: 0 };
 
 /// The attribute names that a policy mentions.
@@ -32,26 +35,30 @@ impl NameTable {
         let bits = (names.len().max(1) * 8).next_power_of_two().trailing_zeros();
         let mut table =
             Self { slots: [].into(), shift: 64 - bits, multiplier: 0x9E37_79B9_7F4A_7C15, names: names.into() };
-        for _ in 0..64 {
-            let (slots, collisions) = table.fill(1 << bits);
-            table.slots = slots;
+        let mut fewest = usize::MAX;
+        let mut multiplier = table.multiplier;
+        for _ in 0..TRIES {
+            let (slots, collisions) = table.fill(multiplier, 1 << bits);
+            if collisions < fewest {
+                (table.slots, table.multiplier, fewest) = (slots, multiplier, collisions);
+            }
             if collisions == 0 {
                 break;
             }
-            // Another odd multiplier. Collisions that remain after the last try cost a second probe, nothing else.
-            table.multiplier = table.multiplier.wrapping_mul(0xD134_2543_DE82_EF95) | 1;
+            // Another odd multiplier. Collisions that remain cost a second probe, nothing else.
+            multiplier = multiplier.wrapping_mul(0xD134_2543_DE82_EF95) | 1;
         }
         table
     }
 
-    fn fill(&self, size: usize) -> (Box<[Slot]>, usize) {
+    fn fill(&self, multiplier: u64, size: usize) -> (Box<[Slot]>, usize) {
         let mut slots = vec![EMPTY; size];
         let mut collisions = 0;
         for (id, name) in self.names.iter().enumerate() {
             let image = bytes::image(name.as_bytes());
             // Names are at most 128 bytes and at most 255 in number (`check`).
             let (len, id) = (name.len() as u16, id as NameId);
-            let mut at = self.slot(image, len);
+            let mut at = slot(image, len, multiplier, self.shift);
             while slots[at].len != u16::MAX {
                 collisions += 1;
                 at = (at + 1) & (size - 1);
@@ -61,19 +68,13 @@ impl NameTable {
         (slots.into(), collisions)
     }
 
-    #[inline(always)]
-    fn slot(&self, image: (u64, u64), len: u16) -> usize {
-        let mixed = image.0 ^ image.1.rotate_left(27) ^ u64::from(len);
-        (mixed.wrapping_mul(self.multiplier) >> self.shift) as usize
-    }
-
     /// The number of `name`, if any rule mentions it.
     #[inline(always)]
     pub(super) fn find(&self, name: &[u8]) -> Option<NameId> {
         let image = bytes::image(name);
         let len = u16::try_from(name.len()).ok()?;
         let mask = self.slots.len() - 1;
-        let mut at = self.slot(image, len) & mask;
+        let mut at = slot(image, len, self.multiplier, self.shift) & mask;
         loop {
             let slot = &self.slots[at];
             if slot.image == image
@@ -98,6 +99,12 @@ impl NameTable {
     pub(super) fn len(&self) -> usize {
         self.names.len()
     }
+}
+
+#[inline(always)]
+fn slot(image: (u64, u64), len: u16, multiplier: u64, shift: u32) -> usize {
+    let mixed = image.0 ^ image.1.rotate_left(27) ^ u64::from(len);
+    (mixed.wrapping_mul(multiplier) >> shift) as usize
 }
 
 #[cfg(test)]

@@ -22,11 +22,7 @@
 mod buffers;
 mod uring;
 
-use std::{
-    io,
-    os::fd::OwnedFd,
-    time::Duration,
-};
+use std::{io, os::fd::OwnedFd, time::Duration};
 
 use slab::Slab;
 
@@ -86,7 +82,7 @@ impl Driver {
     /// # Errors
     ///
     /// When the kernel lacks something that the ring needs; the plain transport then does the work.
-    pub fn new(port: Port, engine: Engine) -> Result<Self, (io::Error, Port, Engine)> {
+    pub fn new(port: Port, engine: Engine) -> Result<Self, Box<(io::Error, Port, Engine)>> {
         let doorbell = port.placement.doorbell(port.core).descriptor();
         let settings = &port.settings;
         match Uring::new(settings.ring_entries, settings.ring_buffers, settings.ring_buffer_bytes, doorbell) {
@@ -103,7 +99,7 @@ impl Driver {
                 surveyed_at_ms: 0,
                 happened: false,
             }),
-            Err(error) => Err((error, port, engine)),
+            Err(error) => Err(Box::new((error, port, engine))),
         }
     }
 
@@ -248,7 +244,9 @@ impl Driver {
             }
             self.uring.buffers.give(id);
         }
-        let Some(socket) = self.socket(completion.tag) else { return Ok(()) };
+        let Some(socket) = self.socket(completion.tag) else {
+            return Ok(());
+        };
         if completion.more {
             return Ok(());
         }
@@ -269,7 +267,9 @@ impl Driver {
     fn sent(&mut self, completion: Completion) -> io::Result<()> {
         let conn = ConnId(completion.tag.slot);
         let now_ms = self.now.mono_ms;
-        let Some(socket) = self.socket(completion.tag) else { return Ok(()) };
+        let Some(socket) = self.socket(completion.tag) else {
+            return Ok(());
+        };
         let Ok(len) = usize::try_from(completion.result) else {
             socket.send.completed(0);
             return self.leave(conn);
@@ -286,7 +286,9 @@ impl Driver {
     fn flush(&mut self) -> io::Result<()> {
         loop {
             self.engine.settle();
-            let Some((conn, _)) = self.engine.next_dirty() else { return Ok(()) };
+            let Some((conn, _)) = self.engine.next_dirty() else {
+                return Ok(());
+            };
             if self.sockets.contains(conn.index()) {
                 self.attend(conn)?;
             }
@@ -295,7 +297,9 @@ impl Driver {
 
     /// Does what a connection needs next: send, start or stop receiving, close.
     fn attend(&mut self, conn: ConnId) -> io::Result<()> {
-        let Some(socket) = self.sockets.get_mut(conn.index()) else { return Ok(()) };
+        let Some(socket) = self.sockets.get_mut(conn.index()) else {
+            return Ok(());
+        };
         if socket.leaving {
             return self.reap(conn);
         }

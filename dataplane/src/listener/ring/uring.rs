@@ -126,7 +126,8 @@ impl Uring {
             .build(entries)?;
         let mut probe = io_uring::Probe::new();
         ring.submitter().register_probe(&mut probe)?;
-        for code in [opcode::AcceptMulti::CODE, opcode::RecvMulti::CODE, opcode::Send::CODE, opcode::AsyncCancel::CODE] {
+        for code in [opcode::AcceptMulti::CODE, opcode::RecvMulti::CODE, opcode::Send::CODE, opcode::AsyncCancel::CODE]
+        {
             if !probe.is_supported(code) {
                 return Err(io::Error::new(io::ErrorKind::Unsupported, format!("io_uring operation {code}")));
             }
@@ -165,8 +166,7 @@ impl Uring {
         debug_assert!(!buffer.in_flight, "one send at a time per socket");
         let rest = &buffer.bytes[buffer.sent..];
         let len = u32::try_from(rest.len()).unwrap_or(u32::MAX);
-        let send =
-            opcode::Send::new(Fd(socket.as_raw_fd()), rest.as_ptr(), len).flags(libc::MSG_NOSIGNAL).build();
+        let send = opcode::Send::new(Fd(socket.as_raw_fd()), rest.as_ptr(), len).flags(libc::MSG_NOSIGNAL).build();
         self.push(send, Tag { kind: Kind::Send, generation, slot })?;
         buffer.in_flight = true;
         Ok(())
@@ -212,7 +212,9 @@ impl Uring {
     /// Moves the completions that are there into `into`.
     pub(super) fn drain(&mut self, into: &mut Vec<Completion>) {
         for entry in self.completion() {
-            let Some(tag) = Tag::unpack(entry.user_data()) else { continue };
+            let Some(tag) = Tag::unpack(entry.user_data()) else {
+                continue;
+            };
             into.push(Completion {
                 tag,
                 result: entry.result(),
@@ -224,6 +226,10 @@ impl Uring {
 
     /// Whether the doorbell rings for each completion. It costs time, so only while the driver sleeps.
     pub(super) fn ring_doorbell(&mut self, on: bool) {
-        if on { self.completion().enable_eventfd() } else { self.completion().disable_eventfd() }
+        if on {
+            self.completion().enable_eventfd();
+        } else {
+            self.completion().disable_eventfd();
+        }
     }
 }

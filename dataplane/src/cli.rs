@@ -1,0 +1,149 @@
+//! The command line: what is asked, and the settings that flags, environment and file give together.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::{
+    config::{ConfigError, Cores, LogFormat, Settings},
+    listener::TransportChoice,
+};
+
+const AFTER_HELP: &str = "\
+Examples:
+  sluice                                     serve the built-in example policy on 127.0.0.1:6390
+  sluice --config sluice.toml --cores 2      serve with a config file on two cores
+  sluice check-config policy.toml            say what is wrong with a file
+  sluice explain path=/v1/login method=POST key=ak_1
+
+Precedence: flag, environment variable, config file, default. sluice.toml documents every setting.
+Signals: SIGHUP reads the policy again; SIGTERM and SIGINT leave (a second one at once).
+Exit codes: 0 done, 1 something is wrong with config, policy or system, 2 usage.";
+
+/// Answers "may this request pass?" for API gateways, thread per core.
+#[derive(Debug, Parser)]
+#[command(name = "sluice", version, after_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    /// What to do; serve when nothing is said.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// The flags of serve.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve checks (the default).
+    Serve(ServeArgs),
+    /// Say everything that is wrong with a config file or a policy file.
+    CheckConfig {
+        /// The file; which of the two it is shows from its content.
+        file: PathBuf,
+    },
+    /// Show for each rule whether it applies to a request, and why not.
+    Explain {
+        /// The policy file; left out: the built-in example.
+        #[arg(long, env = "SLUICE_POLICY", value_name = "FILE")]
+        policy: Option<PathBuf>,
+        /// JSON for programs instead of a table for people.
+        #[arg(long)]
+        json: bool,
+        /// The request's attributes.
+        #[arg(required = true, value_name = "name=value", value_parser = attribute)]
+        attributes: Vec<(String, String)>,
+    },
+}
+
+/// The flags of serve.
+#[derive(Args, Clone, Debug, Default)]
+pub struct ServeArgs {
+    /// Config file (TOML); `sluice.toml` in the repository documents every setting.
+    #[arg(long, env = "SLUICE_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Policy file (TOML); left out: the built-in example.
+    #[arg(long, env = "SLUICE_POLICY", value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+    /// Cores that serve checks: a count (0 = all), or a list such as `0,2`, `0-3`, or `0,` for core 0 alone.
+    #[arg(long, env = "SLUICE_CORES", value_name = "N|LIST")]
+    pub cores: Option<Cores>,
+    /// TCP address of the RESP face [default: 127.0.0.1:6390].
+    #[arg(long, env = "SLUICE_LISTEN_RESP", value_name = "ADDR")]
+    pub listen_resp: Option<SocketAddr>,
+    /// Unix socket of the RESP face.
+    #[arg(long, env = "SLUICE_LISTEN_UNIX", value_name = "PATH")]
+    pub listen_unix: Option<PathBuf>,
+    /// Address of the ops port [default: 127.0.0.1:9390].
+    #[arg(long, env = "SLUICE_LISTEN_OPS", value_name = "ADDR")]
+    pub listen_ops: Option<SocketAddr>,
+    /// How bytes move between sockets and decisions [default: auto].
+    #[arg(long, env = "SLUICE_TRANSPORT", value_enum)]
+    pub transport: Option<TransportChoice>,
+    /// Start even where another process listens on the same port.
+    #[arg(long, env = "SLUICE_SHARE_PORT")]
+    pub share_port: bool,
+    /// What is logged: a level, or target=level pairs [default: info].
+    #[arg(long, env = "SLUICE_LOG_LEVEL", value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// How log lines look [default: text].
+    #[arg(long, env = "SLUICE_LOG_FORMAT", value_enum)]
+    pub log_format: Option<LogFormat>,
+}
+
+impl ServeArgs {
+    /// The settings: the file's, and over them what flags and environment say.
+    ///
+    /// # Errors
+    ///
+    /// Everything that is wrong with the file or with a value.
+    pub fn settings(&self) -> Result<Settings, ConfigError> {
+        let mut settings = match &self.config {
+            Some(path) => Settings::read(path)?,
+            None => Settings::default(),
+        };
+        let args = self.clone();
+        settings.policy = args.policy.or(settings.policy);
+        settings.cores = args.cores.unwrap_or(settings.cores);
+        settings.resp.listen = args.listen_resp.unwrap_or(settings.resp.listen);
+        settings.resp.listen_unix = args.listen_unix.or(settings.resp.listen_unix);
+        settings.resp.share_port |= args.share_port;
+        settings.ops.listen = args.listen_ops.unwrap_or(settings.ops.listen);
+        settings.transport.kind = args.transport.unwrap_or(settings.transport.kind);
+        settings.log.level = args.log_level.unwrap_or(settings.log.level);
+        settings.log.format = args.log_format.unwrap_or(settings.log.format);
+        settings.check()?;
+        Ok(settings)
+    }
+}
+
+fn attribute(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.into(), value.into())),
+        _ => Err("an attribute is written name=value".into()),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let path = std::env::temp_dir().join(format!("sluice-cli-{}.toml", std::process::id()));
+        std::fs::write(&path, "cores = 3\n[resp]\nlisten = \"127.0.0.1:1\"\n[ops]\nlisten = \"127.0.0.1:2\"\n")
+            .unwrap();
+        let cli = Cli::parse_from(["sluice", "--config", path.to_str().unwrap(), "--listen-resp", "127.0.0.1:9"]);
+        let settings = cli.serve.settings().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!((settings.resp.listen.port(), settings.ops.listen.port()), (9, 2));
+        assert_eq!(settings.cores, Cores::Count(3));
+    }
+}

@@ -1,0 +1,61 @@
+//! How many files the process may open, and what that leaves for connections.
+#![allow(unsafe_code)]
+
+use std::io;
+
+use thiserror::Error;
+
+use crate::{config::Settings, listener::TransportChoice};
+
+/// Files beside client connections: rings, eventfds, listeners, logs, with room to spare.
+const FILES_RESERVED: u64 = 256;
+
+/// The process may not open enough files to do anything.
+#[derive(Debug, Error)]
+#[error("the process may open {0} files, too few to serve; raise the limit (ulimit -n, LimitNOFILE=)")]
+pub struct TooFewFiles(u64);
+
+/// Raises the soft limit to the hard one, and lowers `connections_max` to what fits.
+///
+/// # Errors
+///
+/// When not even a few connections would fit.
+pub fn fit(settings: &mut Settings) -> Result<(), TooFewFiles> {
+    let each = if settings.transport.kind == TransportChoice::Plain { 2 } else { 1 };
+    let reserved = FILES_RESERVED + settings.ops.connections_max as u64;
+    let wanted = settings.limits.connections_max as u64 * each + reserved;
+    let allowed = raise(wanted);
+    if allowed < reserved + each {
+        return Err(TooFewFiles(allowed));
+    }
+    if allowed < wanted {
+        let fit = ((allowed - reserved) / each).max(1);
+        let fit = usize::try_from(fit).unwrap_or(usize::MAX);
+        tracing::warn!(
+            files = allowed,
+            asked = settings.limits.connections_max,
+            connections_max = fit,
+            "the file limit (ulimit -n) allows fewer connections than limits.connections_max"
+        );
+        settings.limits.connections_max = fit;
+    }
+    Ok(())
+}
+
+/// How many files may be opened after asking for `wanted`.
+fn raise(wanted: u64) -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointer is to a valid rlimit, which the call fills.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+        tracing::warn!(error = %io::Error::last_os_error(), "the file limit cannot be read");
+        return wanted;
+    }
+    if limit.rlim_cur < wanted && limit.rlim_cur < limit.rlim_max {
+        let raised = libc::rlimit { rlim_cur: wanted.min(limit.rlim_max), ..limit };
+        // SAFETY: the pointer is to a valid rlimit, which the call only reads.
+        if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) } == 0 {
+            limit = raised;
+        }
+    }
+    limit.rlim_cur
+}

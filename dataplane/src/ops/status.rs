@@ -1,0 +1,56 @@
+//! `/v1/status`: what an operator asks first, as JSON.
+
+use serde_json::json;
+
+use crate::{control::EXAMPLE_NAME, server::Process};
+
+/// The page.
+pub(super) fn page(process: &Process) -> String {
+    let loaded = process.policy.load();
+    let cores: Vec<_> = process
+        .cpus
+        .iter()
+        .zip(&process.counters)
+        .enumerate()
+        .map(|(core, (cpu, counters))| {
+            json!({
+                "core": core,
+                "cpu": cpu,
+                "connections": process.placement.connections(core),
+                "checks": counters.checks.value(),
+                "denied": counters.denied.value(),
+            })
+        })
+        .collect();
+    let sum = |read: fn(&crate::metrics::counters::CoreCounters) -> u64| -> u64 {
+        process.counters.iter().map(|counters| read(counters)).sum()
+    };
+    let source = process.settings.policy.as_deref().map_or(EXAMPLE_NAME.into(), |path| path.display().to_string());
+    let status = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "stage": format!("{:?}", process.lifecycle.stage()).to_lowercase(),
+        "uptime_ms": process.clock.now().mono_ms,
+        "transport": process.transport.get(),
+        "resp": process.resp_address.to_string(),
+        "ops": process.ops_address.to_string(),
+        "unix": process.settings.resp.listen_unix,
+        "connections_max": process.settings.limits.connections_max,
+        "cores": cores,
+        "policy": {
+            "version": loaded.policy.version,
+            "source": source,
+            "rules": loaded.policy.rules.len(),
+            "overrides": loaded.policy.overrides.len(),
+            "reloads_applied": process.reloads.applied.load(std::sync::atomic::Ordering::Relaxed),
+            "reloads_refused": process.reloads.refused.load(std::sync::atomic::Ordering::Relaxed),
+            "last_refusal": process.reloads.last_refusal.load().as_deref(),
+        },
+        "buckets": {
+            "capacity": process.table.capacity(),
+            "inserted": sum(|core| core.buckets_inserted.value()),
+            "evicted_full": sum(|core| core.buckets_evicted_full.value()),
+            "evicted_in_use": sum(|core| core.buckets_evicted_in_use.value()),
+        },
+    });
+    format!("{status:#}\n")
+}
