@@ -1,0 +1,315 @@
+//! What the end-to-end tests stand on: a server in its own process on free ports, and a client that says exactly what it
+//! is told to.
+//!
+//! Every test of the RESP face runs on both transports and, where cores matter, on one and on two; see [`Setup::all`].
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on must stop, with the reason")]
+#![allow(clippy::disallowed_methods, reason = "tests wait for real processes")]
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+
+use redis_protocol::resp2::decode::decode;
+pub use redis_protocol::resp2::types::OwnedFrame as Reply;
+use tempfile::TempDir;
+
+/// How long anything may take before a test gives up on it. Generous: it is only reached when something is broken.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How a server is started.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// `ring` or `plain`.
+    pub transport: &'static str,
+    /// How many cores.
+    pub cores: usize,
+    /// More lines for the config file.
+    pub config: String,
+}
+
+impl Setup {
+    /// One core, this transport.
+    pub fn new(transport: &'static str) -> Self {
+        Self { transport, cores: 1, config: String::new() }
+    }
+
+    /// Both transports, on one and on two cores.
+    pub fn all() -> Vec<Self> {
+        let two = |setup: Self| [setup.clone(), Self { cores: 2, ..setup }];
+        Self::transports().into_iter().flat_map(two).collect()
+    }
+
+    /// Both transports, on one core.
+    pub fn transports() -> Vec<Self> {
+        vec![Self::new("ring"), Self::new("plain")]
+    }
+
+    /// With more lines in the config file.
+    pub fn with(mut self, config: &str) -> Self {
+        self.config.push_str(config);
+        self
+    }
+}
+
+/// A running server. Killed when dropped.
+pub struct Server {
+    child: Child,
+    /// Where it serves RESP.
+    pub resp: SocketAddr,
+    /// Where it serves the ops port.
+    pub ops: SocketAddr,
+    folder: TempDir,
+}
+
+impl Server {
+    /// Starts a server with this policy and waits until it says that it serves.
+    pub fn start(setup: &Setup, policy: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        std::fs::write(folder.path().join("policy.toml"), policy).expect("writing the policy");
+        std::fs::write(folder.path().join("sluice.toml"), &setup.config).expect("writing the config");
+        let mut child = Command::new(binary())
+            .args(["--config", "sluice.toml", "--policy", "policy.toml", "--transport", setup.transport])
+            .args(["--cores", &setup.cores.to_string(), "--listen-unix", "sluice.sock"])
+            .args(["--listen-resp", "127.0.0.1:0", "--listen-ops", "127.0.0.1:0"])
+            .current_dir(folder.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("starting the server");
+        let mut lines = BufReader::new(child.stdout.take().expect("stdout is piped")).lines();
+        let first = lines.next().expect("the server says where it serves").expect("reading its output");
+        // Goes on reading, so that the server never waits for us.
+        std::thread::spawn(move || lines.for_each(drop));
+        let address = |after: &str| -> SocketAddr {
+            let rest = first.split(after).nth(1).unwrap_or_else(|| panic!("{after:?} in {first:?}"));
+            rest.split([' ', ',']).next().expect("a word").parse().expect("an address")
+        };
+        Self { child, resp: address("RESP on "), ops: address("http://"), folder }
+    }
+
+    /// The path of the Unix socket.
+    pub fn unix(&self) -> PathBuf {
+        self.folder.path().join("sluice.sock")
+    }
+
+    /// A new connection.
+    pub fn connect(&self) -> Client<TcpStream> {
+        let stream = TcpStream::connect(self.resp).expect("connecting");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        stream.set_nodelay(true).expect("no delay");
+        Client::new(stream)
+    }
+
+    /// Replaces the policy file as a whole, as careful people do.
+    pub fn write_policy(&self, policy: &str) {
+        let path = self.folder.path();
+        std::fs::write(path.join("policy.new"), policy).expect("writing the policy");
+        std::fs::rename(path.join("policy.new"), path.join("policy.toml")).expect("renaming the policy");
+    }
+
+    /// Writes into the policy file in place, as editors do.
+    pub fn overwrite_policy(&self, policy: &str) {
+        std::fs::write(self.folder.path().join("policy.toml"), policy).expect("writing the policy");
+    }
+
+    /// Asks the ops port; returns status and body.
+    pub fn get(&self, path: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.ops).expect("connecting to the ops port");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: sluice\r\nConnection: close\r\n\r\n").expect("asking");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("reading the answer");
+        let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
+        let status = head.split(' ').nth(1).expect("a status").parse().expect("a number");
+        (status, body.to_owned())
+    }
+
+    /// `/v1/status`.
+    pub fn status(&self) -> serde_json::Value {
+        serde_json::from_str(&self.get("/v1/status").1).expect("JSON")
+    }
+
+    /// The value of one line of `/metrics`, such as `sluice_rule_checks_total{rule="a",reason="denied"}`. 0 where there
+    /// is none; lines that differ only in the core are added up when the name is given without labels.
+    pub fn metric(&self, name: &str) -> u64 {
+        let text = self.get("/metrics").1;
+        assert!(text.ends_with("# EOF\n"), "OpenMetrics ends so: {text}");
+        let is_it = |line: &&str| {
+            line.strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with(' ') || (rest.starts_with('{') && !name.contains('{')))
+        };
+        let value = |line: &str| line.rsplit(' ').next().and_then(|word| word.parse::<f64>().ok()).expect("a number");
+        text.lines().filter(is_it).map(value).sum::<f64>() as u64
+    }
+
+    /// Waits until `holds`.
+    pub fn until(&self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
+        let began = Instant::now();
+        while !holds(self) {
+            assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+    }
+
+    /// Sends a signal by name.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
+        assert!(status.expect("running kill").success());
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("asking for the server").is_none()
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> ExitStatus {
+        let began = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("asking for the server") {
+                return status;
+            }
+            assert!(began.elapsed() < PATIENCE, "the server does not end");
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The server's binary, built if need be.
+pub fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        let exe = std::env::current_exe().expect("the test knows its own path");
+        let profile = exe.ancestors().nth(2).expect("target/<profile>/deps/<test>");
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--package", "sluice"]);
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().expect("running cargo").success(), "the server must build");
+        profile.join("sluice")
+    })
+}
+
+/// A connection that sends exactly what it is told and reads one reply at a time.
+pub struct Client<S> {
+    stream: S,
+    buffer: Vec<u8>,
+}
+
+impl<S: Read + Write> Client<S> {
+    /// Over this stream.
+    pub fn new(stream: S) -> Self {
+        Self { stream, buffer: Vec::new() }
+    }
+
+    /// The stream.
+    pub fn stream(&mut self) -> &mut S {
+        &mut self.stream
+    }
+
+    /// Sends bytes.
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).expect("sending");
+    }
+
+    /// Reads one reply; `None` at the end of the connection.
+    pub fn receive(&mut self) -> Option<Reply> {
+        loop {
+            if let Some((reply, len)) = decode(&self.buffer).expect("the reply is RESP") {
+                self.buffer.drain(..len);
+                return Some(reply);
+            }
+            let mut bytes = [0; 16 * 1024];
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return None,
+                Ok(len) => self.buffer.extend_from_slice(&bytes[..len]),
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
+                Err(error) => panic!("receiving: {error}"),
+            }
+        }
+    }
+
+    /// Sends one request and reads its reply.
+    pub fn ask(&mut self, words: &[&str]) -> Reply {
+        self.send(&request(words));
+        self.receive().expect("a reply")
+    }
+
+    /// Sends a CHECK and reads its verdict.
+    pub fn check(&mut self, words: &[&str]) -> Verdict {
+        Verdict::of(&self.ask(&[&["CHECK"], words].concat()))
+    }
+}
+
+/// A request as an array of bulk strings.
+pub fn request(words: &[&str]) -> Vec<u8> {
+    let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        bytes.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
+    }
+    bytes
+}
+
+/// The reply to a CHECK.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// 1, 0 or -1.
+    pub allowed: i64,
+    /// The capacity, or -1.
+    pub limit: i64,
+    /// What is left, or -1.
+    pub remaining: i64,
+    /// Milliseconds, or -1.
+    pub retry_after_ms: i64,
+    /// Milliseconds.
+    pub reset_after_ms: i64,
+    /// The rule that decided, or nothing.
+    pub rule: String,
+}
+
+impl Verdict {
+    /// Reads a reply.
+    pub fn of(reply: &Reply) -> Self {
+        let Reply::Array(values) = reply else { panic!("not an array: {reply:?}") };
+        let [a, b, c, d, e, Reply::BulkString(rule)] = values.as_slice() else { panic!("not a verdict: {reply:?}") };
+        let [allowed, limit, remaining, retry_after_ms, reset_after_ms] = [a, b, c, d, e].map(integer);
+        let rule = String::from_utf8(rule.clone()).expect("a rule's name");
+        Self { allowed, limit, remaining, retry_after_ms, reset_after_ms, rule }
+    }
+}
+
+/// The integer that a reply is.
+pub fn integer(reply: &Reply) -> i64 {
+    match reply {
+        Reply::Integer(value) => *value,
+        other => panic!("not an integer: {other:?}"),
+    }
+}
+
+/// The integers of an array.
+pub fn integers(reply: &Reply) -> Vec<i64> {
+    match reply {
+        Reply::Array(values) => values.iter().map(integer).collect(),
+        other => panic!("not an array: {other:?}"),
+    }
+}
+
+/// The text of an error.
+pub fn error(reply: &Reply) -> &str {
+    match reply {
+        Reply::Error(text) => text,
+        other => panic!("not an error: {other:?}"),
+    }
+}

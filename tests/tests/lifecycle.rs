@@ -1,0 +1,128 @@
+//! Starting, spreading connections, and leaving.
+#![allow(missing_docs)]
+
+use std::process::Command;
+
+use sluice_e2e::{Reply, Server, Setup, binary, request};
+
+const POLICY: &str = r#"
+[[rule]]
+name = "one"
+per = ["key"]
+limit = { capacity = 1000000, refill = 1000000, period = "1s" }
+"#;
+
+#[test]
+fn a_few_long_lived_connections_use_all_cores() {
+    for setup in Setup::transports() {
+        let server = Server::start(&Setup { cores: 2, ..setup }, POLICY);
+        let mut clients: Vec<_> = (0..8).map(|_| server.connect()).collect();
+        for client in &mut clients {
+            assert_eq!(client.check(&["key", "a"]).allowed, 1);
+        }
+        let status = server.status();
+        let connections: Vec<_> =
+            status["cores"].as_array().unwrap().iter().map(|core| core["connections"].as_u64().unwrap()).collect();
+        assert_eq!(connections, [4, 4]);
+    }
+}
+
+#[test]
+fn ready_while_serving_and_not_while_leaving() {
+    for setup in Setup::all() {
+        let mut server = Server::start(&setup.with("[shutdown]\ndrain_ms = 2000\ngrace_ms = 5000\n"), POLICY);
+        assert_eq!(server.get("/readyz"), (200, "ready\n".into()));
+        assert_eq!(server.get("/healthz"), (200, "ok\n".into()));
+        assert_eq!(server.get("/nothing").0, 404);
+        let mut client = server.connect();
+        assert_eq!(client.check(&["key", "a"]).allowed, 1);
+        server.signal("TERM");
+        server.until("it says that it leaves", |server| server.get("/readyz").0 == 503);
+        assert_eq!(server.get("/healthz").0, 200);
+        assert_eq!(client.check(&["key", "a"]).allowed, 1, "what is connected is served");
+        assert_eq!(server.connect().check(&["key", "a"]).allowed, 1, "and so is what still comes");
+        assert!(server.wait().success());
+        assert!(!server.unix().exists(), "the socket file is gone");
+    }
+}
+
+#[test]
+fn what_is_in_hand_is_answered_before_the_end() {
+    const CHECKS: usize = 2_000;
+    for setup in Setup::all() {
+        for signal in ["TERM", "INT"] {
+            let mut server = Server::start(&setup, POLICY);
+            let mut client = server.connect();
+            client.send(&request(&["CHECK", "key", "a"]).repeat(CHECKS));
+            assert!(client.receive().is_some());
+            server.signal(signal);
+            for at in 1..CHECKS {
+                assert!(matches!(client.receive(), Some(Reply::Array(_))), "reply {at} of {CHECKS} is lost");
+            }
+            assert_eq!(client.receive(), None);
+            drop(client);
+            assert!(server.wait().success());
+        }
+    }
+}
+
+#[test]
+fn a_client_that_never_stops_does_not_keep_it() {
+    for setup in Setup::transports() {
+        let mut server = Server::start(&setup.with("[shutdown]\ngrace_ms = 300\n"), POLICY);
+        let mut client = server.connect();
+        let batch = request(&["CHECK", "key", "a"]).repeat(100);
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let stop = &stop;
+            let stream = client.stream();
+            stream.set_nonblocking(true).unwrap();
+            scope.spawn(move || {
+                use std::io::{Read, Write};
+                let mut sink = vec![0; 65536];
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    let _ = stream.write(&batch);
+                    let _ = stream.read(&mut sink);
+                }
+            });
+            server.signal("TERM");
+            let status = server.wait();
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(status.success());
+        });
+    }
+}
+
+#[test]
+fn it_does_not_share_a_port_unless_told_to() {
+    let server = Server::start(&Setup::new("ring"), POLICY);
+    let address = server.resp.to_string();
+    let start = |more: &[&str]| {
+        let mut command = Command::new(binary());
+        command.args(["--listen-resp", &address, "--listen-ops", "127.0.0.1:0", "--cores", "1"]).args(more);
+        command
+    };
+    let output = start(&[]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("another process listens on") && text.contains("--share-port"), "{text}");
+    let mut second = start(&["--share-port"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(second.stdout.take().unwrap()), &mut line).unwrap();
+    assert!(line.contains(&address), "{line}");
+    second.kill().unwrap();
+    second.wait().unwrap();
+}
+
+#[test]
+fn an_idle_server_wakes_for_every_request() {
+    // Each round finds the core asleep: the pause is longer than it looks for work. A lost wake-up would hang here.
+    for setup in Setup::all() {
+        let server = Server::start(&setup.with("[transport]\nbusy_poll_us = 0\n"), POLICY);
+        let mut clients: Vec<_> = (0..3).map(|_| server.connect()).collect();
+        for round in 0..2_000 {
+            std::thread::park_timeout(std::time::Duration::from_micros(round % 300));
+            assert_eq!(clients[round as usize % 3].check(&["key", "a"]).allowed, 1);
+        }
+    }
+}

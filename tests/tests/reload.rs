@@ -1,0 +1,119 @@
+//! A policy is replaced as a whole, under load, or not at all.
+#![allow(missing_docs)]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use sluice_e2e::{Server, Setup, Verdict, request};
+
+/// Two rules that apply together; the tighter one decides. Mixed policies would show: rule and limit belong together.
+fn policy(version: u64) -> String {
+    format!(
+        r#"
+[[rule]]
+name = "tight-{version}"
+per = ["key"]
+limit = {{ capacity = {tight}, refill = 1000000, period = "1ms" }}
+[[rule]]
+name = "wide-{version}"
+per = ["tenant"]
+limit = {{ capacity = {wide}, refill = 1000000, period = "1ms" }}
+"#,
+        tight = 1_000_000 + version,
+        wide = 2_000_000 + version,
+    )
+}
+
+#[test]
+fn reload_under_load_loses_no_reply_and_never_mixes_policies() {
+    const BATCH: usize = 50;
+    for setup in Setup::all() {
+        let server = Server::start(&setup, &policy(0));
+        let done = AtomicBool::new(false);
+        let batch = request(&["CHECK", "key", "a", "tenant", "t"]).repeat(BATCH);
+        std::thread::scope(|scope| {
+            let load: Vec<_> = (0..4)
+                .map(|_| {
+                    let (mut client, done, batch) = (server.connect(), &done, &batch);
+                    scope.spawn(move || {
+                        let mut last = 0;
+                        while !done.load(Ordering::Relaxed) {
+                            client.send(batch);
+                            for _ in 0..BATCH {
+                                let verdict = Verdict::of(&client.receive().expect("no reply is lost"));
+                                let version = u64::try_from(verdict.limit).unwrap() - 1_000_000;
+                                assert_eq!(verdict.rule, format!("tight-{version}"), "{verdict:?}");
+                                assert!(version >= last, "from policy {last} back to {version}");
+                                last = version;
+                            }
+                        }
+                        last
+                    })
+                })
+                .collect();
+            for version in 1..=20 {
+                server.write_policy(&policy(version));
+                server.until("the policy is in force", |server| {
+                    server.status()["policy"]["version"].as_u64() == Some(version + 1)
+                });
+                if version % 5 == 0 {
+                    let refused = server.metric("sluice_policy_reloads_total{outcome=\"refused\"}");
+                    server.write_policy("[[rule]]\nname = \"half\"\nlimit = { capacity = ");
+                    server.until("the bad policy is refused", |server| {
+                        server.metric("sluice_policy_reloads_total{outcome=\"refused\"}") > refused
+                    });
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+            for thread in load {
+                assert!(thread.join().unwrap() >= 19, "the load saw the policies change");
+            }
+        });
+        assert_eq!(server.metric("sluice_policy_reloads_total{outcome=\"applied\"}"), 20);
+    }
+}
+
+fn one(capacity: u64) -> String {
+    format!(
+        "[[rule]]\nname = \"one\"\nper = [\"key\"]\nlimit = {{ capacity = {capacity}, refill = 1, period = \"1h\" }}\n"
+    )
+}
+
+#[test]
+fn a_changed_rule_keeps_its_buckets() {
+    for setup in Setup::transports() {
+        let server = Server::start(&setup, &one(10));
+        let mut client = server.connect();
+        assert_eq!(client.check(&["COST", "4", "key", "a"]).remaining, 6);
+        let mut change = |capacity, version| {
+            server.write_policy(&one(capacity));
+            server.until("it is in force", |server| server.status()["policy"]["version"].as_u64() == Some(version));
+            let verdict = client.check(&["key", "a"]);
+            (verdict.limit, verdict.remaining)
+        };
+        assert_eq!(change(100, 2), (100, 5), "a higher capacity gives nothing away");
+        assert_eq!(change(3, 3), (3, 2), "a lower capacity caps it");
+        assert_eq!(change(10, 4), (10, 1), "and what it cut off is gone");
+    }
+}
+
+#[test]
+fn a_bad_file_is_reported_and_the_old_policy_goes_on() {
+    for setup in Setup::transports() {
+        let server = Server::start(&setup, &one(10));
+        let mut client = server.connect();
+        server.overwrite_policy("[[rule]]\nname = \"one\"\nper = [\"key\"]\nlimt = { capacity = 1 }\n");
+        server.until("it is refused", |server| server.status()["policy"]["reloads_refused"].as_u64() >= Some(1));
+        let why = server.status()["policy"]["last_refusal"].as_str().unwrap().to_owned();
+        assert!(why.contains("policy.toml:4") && why.contains("limt") && why.contains("limit"), "{why}");
+        assert_eq!(client.check(&["key", "a"]).limit, 10);
+        server.overwrite_policy(&one(20));
+        server.until("the good one is taken", |server| server.status()["policy"]["version"].as_u64() == Some(2));
+        assert_eq!(client.check(&["key", "a"]).limit, 20);
+        server.signal("HUP");
+        assert_eq!(client.check(&["key", "a"]).limit, 20, "nothing changed");
+        // An empty file is what a copy leaves for a moment; it must not switch everything off.
+        server.overwrite_policy("");
+        server.until("it is refused", |server| server.status()["policy"]["reloads_refused"].as_u64() >= Some(2));
+        assert_eq!(client.check(&["key", "a"]).limit, 20);
+    }
+}
