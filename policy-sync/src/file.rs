@@ -20,7 +20,7 @@
 //! 1. The text into TOML values that know their bytes' positions. Syntax errors end it here.
 //! 2. The values into the model: fields, types and the small languages of durations, patterns and times
 //!    (`file/entries.rs`, `file/words.rs`). A refused value leaves a placeholder, and reading goes on.
-//! 3. [`check`](crate::check) looks at the model. What it finds gets its line by walking the values again, unless it
+//! 3. [`check`] looks at the model. What it finds gets its line by walking the values again, unless it
 //!    is about a placeholder.
 //!
 //! Two things cannot be said in a file. A `*` stands only at the end of a pattern, and there is no way to write a value
@@ -34,7 +34,7 @@ use std::{
 };
 
 use thiserror::Error;
-use toml::de::{DeTable, DeValue};
+use toml::de::DeTable;
 
 use self::problem::{Collector, Found, Lines, Place, Refusal};
 pub use self::problem::{Problem, Problems};
@@ -48,10 +48,13 @@ mod problem;
 mod table;
 mod words;
 
-/// The largest policy file, in bytes: 64 MiB.
+/// The largest policy file, in bytes: 64 MiB. Reading takes up to about fifty times the file's size in memory.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
 /// The most problems that are reported one by one; further ones are counted.
 pub const PROBLEMS_MAX: usize = 100;
+/// In a larger file than this, 1 MiB, only the first syntax error is reported: going on costs some hundred bytes of memory
+/// for each byte of a file that is no TOML at all.
+const SYNTAX_RECOVERY_BYTES_MAX: usize = 1 << 20;
 /// The version of a policy that was just read; whoever reloads a file counts up from here.
 pub const FIRST_VERSION: u64 = 1;
 
@@ -112,32 +115,33 @@ pub fn read(path: &Path) -> Result<Policy, ReadError> {
 ///
 /// Every problem of the file.
 pub fn parse(text: &str, source_name: &str) -> Result<Policy, Problems> {
-    let (root, errors) = DeTable::parse_recoverable(text);
-    let root = root.into_inner();
-    let mut problems = Collector::default();
-    let policy = if errors.is_empty() {
-        entries::policy(&root, FIRST_VERSION, &mut problems)
-    } else {
-        report_syntax(&errors, &mut problems);
-        None
+    let root = match DeTable::parse(text) {
+        Ok(root) => root.into_inner(),
+        Err(first) => return Err(located(syntax_errors(text, first), text, source_name, &DeTable::new())),
     };
+    let mut problems = Collector::default();
+    let policy = entries::policy(&root, FIRST_VERSION, &mut problems);
     if let Some(policy) = &policy {
         report_findings(policy, &root, &mut problems);
     }
-    let (found, more) = problems.into_sorted();
-    let result = match policy {
-        Some(policy) if found.is_empty() => Ok(policy),
-        _ => Err(located(found, more, text, source_name, &root)),
-    };
-    dismantle(root);
-    result
+    match policy {
+        Some(policy) if problems.is_empty() => Ok(policy),
+        _ => Err(located(problems, text, source_name, &root)),
+    }
 }
 
-fn report_syntax(errors: &[toml::de::Error], problems: &mut Collector) {
+/// All syntax errors of a file that is small enough to look for them, or else the first.
+fn syntax_errors(text: &str, first: toml::de::Error) -> Collector {
+    let errors = match text.len() {
+        0..=SYNTAX_RECOVERY_BYTES_MAX => DeTable::parse_recoverable(text).1,
+        _ => vec![first],
+    };
+    let mut problems = Collector::default();
     for error in errors {
         let offset = error.span().map_or(0, |span| span.start);
         problems.report(offset, Place::new(Item::Policy), Refusal::new(error.message()));
     }
+    problems
 }
 
 fn report_findings(policy: &Policy, root: &DeTable<'_>, problems: &mut Collector) {
@@ -192,7 +196,8 @@ fn subject(root: &DeTable<'_>, item: Item) -> String {
     }
 }
 
-fn located(found: Vec<Found>, more: usize, text: &str, source_name: &str, root: &DeTable<'_>) -> Problems {
+fn located(problems: Collector, text: &str, source_name: &str, root: &DeTable<'_>) -> Problems {
+    let (found, more) = problems.into_sorted();
     let (lines, source) = (Lines::new(text), Arc::<str>::from(source_name));
     let located = found.into_iter().map(|Found { offset, place, refusal, related }| Problem {
         source: Arc::clone(&source),
@@ -208,16 +213,4 @@ fn located(found: Vec<Found>, more: usize, text: &str, source_name: &str, root: 
         suggestion: refusal.suggestion,
     });
     Problems::new(located.collect(), more)
-}
-
-/// Drops a tree of values without recursion: a long dotted key makes one as deep as the file has bytes.
-fn dismantle(root: DeTable<'_>) {
-    let mut values = vec![DeValue::Table(root)];
-    while let Some(value) = values.pop() {
-        match value {
-            DeValue::Table(table) => values.extend(table.into_iter().map(|(_, value)| value.into_inner())),
-            DeValue::Array(array) => values.extend(array.into_iter().map(toml::Spanned::into_inner)),
-            _ => {}
-        }
-    }
 }

@@ -139,7 +139,7 @@ fn replies_larger_than_any_buffer_come_whole_and_in_order() {
 fn a_client_that_does_not_read_waits_alone_and_is_closed_in_the_end() {
     for setup in Setup::transports() {
         let limits = "[resp]\noutput_backlog_bytes = 65536\n[limits]\nstall_timeout_ms = 1000\n";
-        let mut server = Server::start(&setup.with(limits), POLICY);
+        let mut server = Server::start(&setup.clone().with(limits), POLICY);
         let mut deaf = server.connect();
         deaf.stream().set_nonblocking(true).unwrap();
         let batch = request(&["ECHO", &"x".repeat(10_000)]).repeat(10);
@@ -157,7 +157,8 @@ fn a_client_that_does_not_read_waits_alone_and_is_closed_in_the_end() {
             server.connect().check(&["key", "somebody-else"]).allowed == 1
                 && server.metric("sluice_connections_stalled_total") > 0
         });
-        assert!(server.metric("sluice_output_backlogs_total") > 0);
+        // The plain transport writes before it reads on, so nothing piles up in the first place.
+        assert!(setup.transport == "plain" || server.metric("sluice_output_backlogs_total") > 0);
         is_well(&mut server);
     }
 }
@@ -165,13 +166,15 @@ fn a_client_that_does_not_read_waits_alone_and_is_closed_in_the_end() {
 #[test]
 fn a_client_that_reads_late_gets_everything() {
     for setup in Setup::transports() {
-        let server = Server::start(&setup.with("[resp]\noutput_backlog_bytes = 65536\n"), POLICY);
+        let server = Server::start(&setup.clone().with("[resp]\noutput_backlog_bytes = 65536\n"), POLICY);
         let mut client = server.connect();
         const CHECKS: usize = 200_000;
         let requests = request(&["CHECK", "key", "a"]).repeat(CHECKS);
         let mut writer = client.stream().try_clone().unwrap();
         let sender = std::thread::spawn(move || writer.write_all(&requests).unwrap());
-        server.until("the server waits for the client", |server| server.metric("sluice_output_backlogs_total") > 0);
+        if setup.transport == "ring" {
+            server.until("the server waits for the client", |server| server.metric("sluice_output_backlogs_total") > 0);
+        }
         for _ in 0..CHECKS {
             assert!(matches!(client.receive(), Some(Reply::Array(_))));
         }

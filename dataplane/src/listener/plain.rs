@@ -23,6 +23,8 @@ use crate::{
 const RECEIVE_BYTES: usize = 16 * 1024;
 /// While leaving, a connection on which nothing came for this long has nothing in hand.
 const QUIET_MS: u64 = 100;
+/// And this long after we have closed our half, the connection is closed whether the client has done so or not.
+const GOODBYE_MS: u64 = 500;
 
 /// What the tasks of a core share.
 struct Core {
@@ -38,7 +40,8 @@ struct Socket {
     heard_at_ms: u64,
     /// Since when a write waits, if one does.
     writing_since_ms: Option<u64>,
-    said_goodbye: bool,
+    /// When our side of the connection was closed after the last reply, if it was.
+    said_goodbye_at_ms: Option<u64>,
 }
 
 type Shared = Rc<RefCell<Core>>;
@@ -117,7 +120,8 @@ fn open(core: &Shared, descriptor: OwnedFd) {
         return;
     };
     let heard_at_ms = borrowed.port.clock.now().mono_ms;
-    let slot = borrowed.sockets.insert(Socket { handle, heard_at_ms, writing_since_ms: None, said_goodbye: false });
+    let slot =
+        borrowed.sockets.insert(Socket { handle, heard_at_ms, writing_since_ms: None, said_goodbye_at_ms: None });
     let conn = ConnId(slot as u32);
     borrowed.engine.opened(conn);
     drop(borrowed);
@@ -200,10 +204,19 @@ impl Core {
             } else if settings.idle_timeout_ms > 0 && !busy && silent_ms >= settings.idle_timeout_ms {
                 self.engine.counters().connections_idle.add(1);
                 let _ = socket_ref.shutdown(std::net::Shutdown::Both);
-            } else if closing && !busy && !socket.said_goodbye && silent_ms >= QUIET_MS {
-                // Our half only: closing outright would throw away replies that the client has not read yet.
-                socket.said_goodbye = true;
-                let _ = socket_ref.shutdown(std::net::Shutdown::Write);
+            } else if closing && !busy && silent_ms >= QUIET_MS {
+                match socket.said_goodbye_at_ms {
+                    // Our half only: closing outright would throw away replies that the client has not read yet.
+                    None => {
+                        socket.said_goodbye_at_ms = Some(now_ms);
+                        let _ = socket_ref.shutdown(std::net::Shutdown::Write);
+                    }
+                    // A client that keeps its connection all the same has had time to read.
+                    Some(at_ms) if now_ms.saturating_sub(at_ms) >= GOODBYE_MS => {
+                        let _ = socket_ref.shutdown(std::net::Shutdown::Both);
+                    }
+                    Some(_) => {}
+                }
             }
         }
         closing && (self.sockets.is_empty() || now_ms >= self.port.lifecycle.closing_until_ms())

@@ -168,6 +168,10 @@ impl Collector {
         !self.refused.is_empty() && field.ancestors().any(|field| self.refused.contains(&Place { item, field }))
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.found.is_empty()
+    }
+
     /// The problems in the order of the text, and how many more there were.
     pub(super) fn into_sorted(mut self) -> (Vec<Found>, usize) {
         self.found.sort_by_key(|found| found.offset);

@@ -40,6 +40,8 @@ const YIELD_EVERY_US: u64 = 500;
 const SURVEY_EVERY_MS: u64 = 250;
 /// While leaving, a connection on which nothing came for this long has nothing in hand.
 const QUIET_MS: u64 = 100;
+/// And this long after we have closed our half, the connection is closed whether the client has done so or not.
+const GOODBYE_MS: u64 = 500;
 
 /// One connection's socket.
 struct Socket {
@@ -53,8 +55,8 @@ struct Socket {
     finished: bool,
     /// Shut down; kept until its last completion.
     leaving: bool,
-    /// Our side of the connection was closed after the last reply.
-    said_goodbye: bool,
+    /// When our side of the connection was closed after the last reply, if it was.
+    said_goodbye_at_ms: Option<u64>,
     heard_at_ms: u64,
     /// Since when replies wait without any of them being taken; only meaningful while a send is in flight.
     waiting_since_ms: u64,
@@ -218,7 +220,7 @@ impl Driver {
             stopping: false,
             finished: false,
             leaving: false,
-            said_goodbye: false,
+            said_goodbye_at_ms: None,
             heard_at_ms: self.now.mono_ms,
             waiting_since_ms: self.now.mono_ms,
         });
@@ -387,10 +389,17 @@ impl Driver {
             } else if settings.idle_timeout_ms > 0 && !busy && silent_ms >= settings.idle_timeout_ms {
                 self.engine.counters().connections_idle.add(u64::from(!socket.leaving));
                 self.leave(conn)?;
-            } else if closing && !busy && !socket.said_goodbye && silent_ms >= QUIET_MS {
-                // Our half only: closing outright would throw away replies that the client has not read yet.
-                socket.said_goodbye = true;
-                let _ = socket2::SockRef::from(&socket.descriptor).shutdown(std::net::Shutdown::Write);
+            } else if closing && !busy && silent_ms >= QUIET_MS {
+                match socket.said_goodbye_at_ms {
+                    // Our half only: closing outright would throw away replies that the client has not read yet.
+                    None => {
+                        socket.said_goodbye_at_ms = Some(now_ms);
+                        let _ = socket2::SockRef::from(&socket.descriptor).shutdown(std::net::Shutdown::Write);
+                    }
+                    // A client that keeps its connection all the same has had time to read.
+                    Some(at_ms) if now_ms.saturating_sub(at_ms) >= GOODBYE_MS => self.leave(conn)?,
+                    Some(_) => {}
+                }
             }
         }
         Ok(())

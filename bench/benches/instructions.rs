@@ -1,0 +1,40 @@
+//! Instructions per check, bytes to bytes, counted by callgrind: `cargo bench -p sluice-bench --bench instructions`.
+//!
+//! Each function runs 1,000 checks (or 1,000 / depth rounds), so the count divided by 1,000 is a check's.
+#![allow(missing_docs)]
+
+use std::hint::black_box;
+
+use iai_callgrind::{library_benchmark, library_benchmark_group, main};
+use sluice_bench::{ONE_RULE, Rig, THREE_RULES, many_rules, pipeline};
+
+const CHECKS: u64 = 1_000;
+
+/// A rig that has seen every identity of the pipeline, and the pipeline.
+fn warm(policy: &str, depth: u64) -> (Rig, Vec<u8>) {
+    let mut rig = Rig::new(policy, 1 << 16);
+    let requests = pipeline(depth);
+    for _ in 0..3 {
+        rig.round(&requests);
+    }
+    (rig, requests)
+}
+
+#[library_benchmark]
+#[bench::one_rule_depth_1(args = (ONE_RULE, 1), setup = warm)]
+#[bench::one_rule_depth_16(args = (ONE_RULE, 16), setup = warm)]
+#[bench::one_rule_depth_100(args = (ONE_RULE, 100), setup = warm)]
+#[bench::three_rules_depth_1(args = (THREE_RULES, 1), setup = warm)]
+#[bench::three_rules_depth_100(args = (THREE_RULES, 100), setup = warm)]
+#[bench::of_10_rules_depth_100(args = (&many_rules(10), 100), setup = warm)]
+#[bench::of_10000_rules_depth_100(args = (&many_rules(10_000), 100), setup = warm)]
+fn checks((mut rig, requests): (Rig, Vec<u8>)) -> (Rig, Vec<u8>) {
+    let depth = (requests.len() / sluice_bench::request(0).len()) as u64;
+    for _ in 0..CHECKS / depth {
+        black_box(rig.round(black_box(&requests)));
+    }
+    (rig, requests)
+}
+
+library_benchmark_group!(name = hot_path; benchmarks = checks);
+main!(library_benchmark_groups = hot_path);
