@@ -2,19 +2,21 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand, builder::BoolishValueParser, error::ErrorKind};
 
 use crate::{
-    config::{ConfigError, Cores, LogFormat, Settings},
+    config::{self, ConfigError, Cores, LogFormat, Settings},
     listener::TransportChoice,
+    resp::command::is_attribute_name,
 };
 
 const AFTER_HELP: &str = "\
 Examples:
-  sluice                                     serve the built-in example policy on 127.0.0.1:6390
-  sluice --config sluice.toml --cores 2      serve with a config file on two cores
-  sluice check-config policy.toml            say what is wrong with a file
+  sluice                                   serve the built-in example policy on 127.0.0.1:6390
+  sluice --config sluice.toml --cores 2    serve with a config file, on two cores
+  sluice check-config policy.toml          say everything that is wrong with a file
   sluice explain path=/v1/login method=POST key=ak_1
+                                           which rules apply to a request, and why not the others
 
 Precedence: flag, environment variable, config file, default. sluice.toml documents every setting.
 Signals: SIGHUP reads the policy again; SIGTERM and SIGINT leave (a second one at once).
@@ -44,7 +46,10 @@ pub enum Command {
     },
     /// Show for each rule whether it applies to a request, and why not.
     Explain {
-        /// The policy file; left out: the built-in example.
+        /// Config file that names the policy.
+        #[arg(long, env = "SLUICE_CONFIG", value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Policy file; left out: the config's, or else the built-in example.
         #[arg(long, env = "SLUICE_POLICY", value_name = "FILE")]
         policy: Option<PathBuf>,
         /// JSON for programs instead of a table for people.
@@ -62,12 +67,15 @@ pub struct ServeArgs {
     /// Config file (TOML); `sluice.toml` in the repository documents every setting.
     #[arg(long, env = "SLUICE_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Policy file (TOML); left out: the built-in example.
+    /// Policy file (TOML); left out: the config's, or else the built-in example.
     #[arg(long, env = "SLUICE_POLICY", value_name = "FILE")]
     pub policy: Option<PathBuf>,
-    /// Cores that serve checks: a count (0 = all), or a list such as `0,2`, `0-3`, or `0,` for core 0 alone.
-    #[arg(long, env = "SLUICE_CORES", value_name = "N|LIST")]
+    /// Cores that serve checks: a count (0 = all), or a list such as `0,2`, `0-3`, or `0,` for core 0 alone [default: 0].
+    #[arg(long, env = "SLUICE_CORES", value_name = "N|LIST", overrides_with = "cpus")]
     pub cores: Option<Cores>,
+    /// The same as a list always: `0` is core 0, `0,2-3` are three.
+    #[arg(long, value_name = "LIST", value_parser = Cores::list, overrides_with = "cores")]
+    pub cpus: Option<Cores>,
     /// TCP address of the RESP face [default: 127.0.0.1:6390].
     #[arg(long, env = "SLUICE_LISTEN_RESP", value_name = "ADDR")]
     pub listen_resp: Option<SocketAddr>,
@@ -78,17 +86,38 @@ pub struct ServeArgs {
     #[arg(long, env = "SLUICE_LISTEN_OPS", value_name = "ADDR")]
     pub listen_ops: Option<SocketAddr>,
     /// How bytes move between sockets and decisions [default: auto].
-    #[arg(long, env = "SLUICE_TRANSPORT", value_enum)]
+    #[arg(long, env = "SLUICE_TRANSPORT", value_name = "KIND", value_enum)]
     pub transport: Option<TransportChoice>,
-    /// Start even where another process listens on the same port.
-    #[arg(long, env = "SLUICE_SHARE_PORT")]
-    pub share_port: bool,
+    /// Start even where another process listens on the same port [default: false].
+    #[arg(
+        long,
+        env = "SLUICE_SHARE_PORT",
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new()
+    )]
+    pub share_port: Option<bool>,
     /// What is logged: a level, or target=level pairs [default: info].
-    #[arg(long, env = "SLUICE_LOG_LEVEL", value_name = "LEVEL")]
+    #[arg(long, env = "SLUICE_LOG_LEVEL", value_name = "LEVEL", value_parser = log_level)]
     pub log_level: Option<String>,
     /// How log lines look [default: text].
-    #[arg(long, env = "SLUICE_LOG_FORMAT", value_enum)]
+    #[arg(long, env = "SLUICE_LOG_FORMAT", value_name = "FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
+}
+
+impl Cli {
+    /// The command line of this process. Ends the process, with exit code 2, where it cannot be meant.
+    pub fn of_process() -> Self {
+        let cli = Self::parse();
+        if let Some(Command::Explain { attributes, .. }) = &cli.command
+            && let Some(name) = twice(attributes)
+        {
+            Self::command().error(ErrorKind::ArgumentConflict, format!("the attribute `{name}` comes twice")).exit();
+        }
+        cli
+    }
 }
 
 impl ServeArgs {
@@ -104,10 +133,10 @@ impl ServeArgs {
         };
         let args = self.clone();
         settings.policy = args.policy.or(settings.policy);
-        settings.cores = args.cores.unwrap_or(settings.cores);
+        settings.cores = args.cpus.or(args.cores).unwrap_or(settings.cores);
         settings.resp.listen = args.listen_resp.unwrap_or(settings.resp.listen);
         settings.resp.listen_unix = args.listen_unix.or(settings.resp.listen_unix);
-        settings.resp.share_port |= args.share_port;
+        settings.resp.share_port = args.share_port.unwrap_or(settings.resp.share_port);
         settings.ops.listen = args.listen_ops.unwrap_or(settings.ops.listen);
         settings.transport.kind = args.transport.unwrap_or(settings.transport.kind);
         settings.log.level = args.log_level.unwrap_or(settings.log.level);
@@ -119,15 +148,28 @@ impl ServeArgs {
 
 fn attribute(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() => Ok((name.into(), value.into())),
-        _ => Err("an attribute is written name=value".into()),
+        Some((name, value)) if is_attribute_name(name.as_bytes()) => Ok((name.into(), value.into())),
+        Some((name, _)) => Err(format!("{name:?} is not an attribute name: those have a-z, 0-9, _, - and .")),
+        None => Err("an attribute is written name=value".into()),
+    }
+}
+
+/// The first name that comes twice.
+fn twice(attributes: &[(String, String)]) -> Option<&str> {
+    let earlier = |at: usize| attributes[..at].iter().any(|(name, _)| *name == attributes[at].0);
+    (0..attributes.len()).find(|&at| earlier(at)).map(|at| attributes[at].0.as_str())
+}
+
+fn log_level(text: &str) -> Result<String, String> {
+    if config::is_log_filter(text) {
+        Ok(text.into())
+    } else {
+        Err("write error, warn, info, debug or trace, or target=level pairs such as warn,sluice=debug".into())
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
@@ -145,5 +187,18 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert_eq!((settings.resp.listen.port(), settings.ops.listen.port()), (9, 2));
         assert_eq!(settings.cores, Cores::Count(3));
+    }
+
+    #[test]
+    fn the_later_of_cores_and_cpus_wins() {
+        let cores = |words: &[&str]| {
+            let cli = Cli::parse_from([&["sluice"], words].concat());
+            cli.serve.settings().unwrap().cores
+        };
+        assert_eq!(cores(&["--cores", "2"]), Cores::Count(2));
+        assert_eq!(cores(&["--cores", "0,"]), Cores::List(vec![0]));
+        assert_eq!(cores(&["--cpus", "0"]), Cores::List(vec![0]));
+        assert_eq!(cores(&["--cores", "2", "--cpus", "1"]), Cores::List(vec![1]));
+        assert_eq!(cores(&["--cpus", "1", "--cores", "2"]), Cores::Count(2));
     }
 }

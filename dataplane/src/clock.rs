@@ -32,6 +32,11 @@ impl Clock {
         Now { mono_ms, unix_ms: self.origin_unix_ms.saturating_add_unsigned(mono_ms) }
     }
 
+    /// When the process began, in milliseconds since the Unix epoch.
+    pub fn started_unix_ms(&self) -> i64 {
+        self.origin_unix_ms
+    }
+
     /// Microseconds since the process began.
     pub fn micros(&self) -> u64 {
         u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX)

@@ -1,31 +1,42 @@
 //! The commands that do not serve: `check-config` and `explain`.
 
 use std::{
+    fmt,
     io::{self, Write},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use policy_sync::{
     explain::{Explanation, Outcome, explain},
     file,
-    model::{Allowance, Mode, Policy},
+    model::{Allowance, Mode, Policy, QuotaPeriod},
 };
 use thiserror::Error;
+use toml::de::{DeTable, DeValue};
 
 use crate::{
     config::{ConfigError, Settings},
-    control::{EXAMPLE_NAME, EXAMPLE_POLICY},
+    control::{self, PolicyError},
+    policy::{LoadedPolicy, RuleSlots},
 };
 
 /// Why a command ends with exit code 1.
 #[derive(Debug, Error)]
 pub enum CommandError {
+    /// A file that was to be checked cannot be read.
+    #[error("{}: cannot be read: {error}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// The files that were checked have problems.
+    #[error("{}", lines(.0))]
+    Faults(Vec<FileFaults>),
     /// The policy has problems.
     #[error(transparent)]
-    Policy(#[from] file::ReadError),
-    /// The built-in policy has problems.
-    #[error(transparent)]
-    Example(#[from] file::Problems),
+    Policy(#[from] PolicyError),
     /// The config has problems.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -34,62 +45,143 @@ pub enum CommandError {
     Write(#[from] io::Error),
 }
 
+/// Everything that is wrong with one file.
+#[derive(Debug)]
+pub struct FileFaults {
+    path: PathBuf,
+    kind: Kind,
+    count: usize,
+    /// One line for each.
+    text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Config,
+    Policy,
+}
+
 /// Checks a config file and the policy that it names, or a policy file; writes what it found to be right.
 ///
 /// # Errors
 ///
 /// Everything that is wrong.
 pub fn check_config(path: &Path, out: &mut impl Write) -> Result<(), CommandError> {
-    if is_policy(path) {
-        let policy = file::read(path)?;
-        return Ok(writeln!(out, "ok: {} is a policy with {}", path.display(), size(&policy))?);
+    let text = std::fs::read(path).map_err(|error| CommandError::Read { path: path.into(), error })?;
+    let text = String::from_utf8_lossy(&text);
+    let table = DeTable::parse_recoverable(&text).0.into_inner();
+    let mut faults = Vec::new();
+    let mut policy_path = Some(path.to_path_buf());
+    let mut rules_max = Settings::default().limits.rules_max;
+    if kind_of(&table) == Kind::Config {
+        // Even where the config is wrong elsewhere, the policy that it names is worth checking.
+        policy_path = table.get("policy").and_then(|value| value.get_ref().as_str()).map(PathBuf::from);
+        match Settings::read(path) {
+            Ok(settings) => {
+                rules_max = settings.limits.rules_max;
+                writeln!(out, "ok: {} is a config file", path.display())?;
+            }
+            Err(error) => faults.push(FileFaults::new(path, Kind::Config, error.problems.len(), &error)),
+        }
     }
-    let settings = Settings::read(path)?;
-    settings.check()?;
-    writeln!(out, "ok: {} is a config file", path.display())?;
-    if let Some(policy_path) = &settings.policy {
-        let policy = file::read(policy_path)?;
-        writeln!(out, "ok: {} is a policy with {}", policy_path.display(), size(&policy))?;
+    if let Some(path) = policy_path {
+        match check_policy(&path, rules_max) {
+            Ok(policy) => writeln!(out, "ok: {} is a policy file with {}", path.display(), size(&policy))?,
+            Err(fault) => faults.push(fault),
+        }
     }
-    Ok(())
+    if faults.is_empty() { Ok(()) } else { Err(CommandError::Faults(faults)) }
 }
 
-/// Whether a file is a policy: it has `[[rule]]` or `[[override]]`. What is neither readable nor TOML is taken for one too,
-/// since most files that people check are.
-fn is_policy(path: &Path) -> bool {
-    match std::fs::read_to_string(path).map(|text| toml::from_str::<toml::Table>(&text)) {
-        Ok(Ok(table)) => table.contains_key("rule") || table.contains_key("override"),
-        _ => true,
+/// Which of the two a file is meant to be. A config has at least one setting, or nothing; a policy has `[[rule]]` or
+/// `[[override]]`, or another list of sections where these are misspelt.
+fn kind_of(table: &DeTable<'_>) -> Kind {
+    const SETTINGS: [&str; 8] = ["cores", "policy", "resp", "limits", "transport", "ops", "shutdown", "log"];
+    let is_section = |value: &DeValue<'_>| matches!(value, DeValue::Table(_));
+    let is_list =
+        |value: &DeValue<'_>| value.as_array().is_some_and(|items| items.iter().any(|item| is_section(item.get_ref())));
+    if SETTINGS.iter().any(|setting| table.contains_key(*setting)) {
+        Kind::Config
+    } else if table.contains_key("rule")
+        || table.contains_key("override")
+        || table.values().any(|value| is_list(value.get_ref()))
+    {
+        Kind::Policy
+    } else {
+        Kind::Config
+    }
+}
+
+/// Reads and compiles a policy, as serving it would.
+fn check_policy(path: &Path, rules_max: usize) -> Result<Policy, FileFaults> {
+    let policy = control::read(Some(path), file::FIRST_VERSION).map_err(|error| {
+        let count = match &error {
+            PolicyError::File(file::ReadError::Problems(problems)) => problems.list().len() + problems.more(),
+            _ => 1,
+        };
+        FileFaults::new(path, Kind::Policy, count, &error)
+    })?;
+    match LoadedPolicy::load(policy.clone(), 0, &mut RuleSlots::new(rules_max)) {
+        Ok(_) => Ok(policy),
+        Err(error) => Err(FileFaults::new(path, Kind::Policy, 1, &format!("{}: {error}", path.display()))),
     }
 }
 
 fn size(policy: &Policy) -> String {
-    format!("{} rules and {} overrides", policy.rules.len(), policy.overrides.len())
+    let of = |mode| policy.rules.iter().filter(|rule| rule.mode == mode).count();
+    let (rules, overrides) = (counted(policy.rules.len(), "rule"), counted(policy.overrides.len(), "override"));
+    format!("{rules} ({} in shadow, {} off) and {overrides}", of(Mode::Shadow), of(Mode::Off))
+}
+
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+impl FileFaults {
+    fn new(path: &Path, kind: Kind, count: usize, text: &impl fmt::Display) -> Self {
+        Self { path: path.into(), kind, count, text: text.to_string() }
+    }
+}
+
+fn lines(faults: &[FileFaults]) -> String {
+    let each = faults.iter().map(|one| {
+        let kind = match one.kind {
+            Kind::Config => "config",
+            Kind::Policy => "policy",
+        };
+        format!("{}\n{} is a {kind} file with {}", one.text, one.path.display(), counted(one.count, "problem"))
+    });
+    each.collect::<Vec<_>>().join("\n")
 }
 
 /// Explains every rule for a request.
 ///
 /// # Errors
 ///
-/// When the policy has problems, or the answer cannot be written.
+/// When config or policy have problems, or the answer cannot be written.
 pub fn explain_request(
+    config: Option<&Path>,
     policy: Option<&Path>,
     attributes: &[(String, String)],
     unix_ms: i64,
     json: bool,
     out: &mut impl Write,
 ) -> Result<(), CommandError> {
-    let policy = match policy {
-        Some(path) => file::read(path)?,
-        None => file::parse(EXAMPLE_POLICY, EXAMPLE_NAME)?,
+    let from_config = match (config, policy) {
+        (Some(config), None) => Settings::read(config)?.policy,
+        _ => None,
     };
-    let attributes: Vec<(&str, &[u8])> =
-        attributes.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
-    let explanations = explain(&policy, &attributes, unix_ms);
+    let source = policy.map(Path::to_path_buf).or(from_config);
+    let policy = control::read(source.as_deref(), file::FIRST_VERSION)?;
+    let given: Vec<(&str, &[u8])> = attributes.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+    let explanations = explain(&policy, &given, unix_ms);
     if json {
-        let rules: Vec<_> = explanations.iter().map(as_json).collect();
-        serde_json::to_writer_pretty(&mut *out, &serde_json::json!({ "rules": rules })).map_err(io::Error::from)?;
-        writeln!(out)?;
+        let page = serde_json::json!({
+            "policy": control::source_name(source.as_deref()),
+            "attributes": attributes.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
+            "rules": explanations.iter().map(as_json).collect::<Vec<_>>(),
+        });
+        writeln!(out, "{page:#}")?;
     } else {
         write_table(&explanations, out)?;
     }
@@ -100,7 +192,7 @@ fn write_table(explanations: &[Explanation], out: &mut impl Write) -> io::Result
     let rows: Vec<[String; 4]> = explanations
         .iter()
         .map(|one| {
-            let applies = if matches!(one.outcome, Outcome::Applies { .. }) { "yes" } else { "no" };
+            let applies = if one.applies() { "yes" } else { "no" };
             [one.rule.clone(), mode(one.mode).into(), applies.into(), reason(&one.outcome)]
         })
         .collect();
@@ -111,8 +203,24 @@ fn write_table(explanations: &[Explanation], out: &mut impl Write) -> io::Result
     for [rule, mode, applies, why] in [&head].into_iter().chain(&rows) {
         writeln!(out, "{rule:first$}  {mode:second$}  {applies:7}  {why}")?;
     }
-    let count = rows.iter().filter(|row| row[2] == "yes").count();
-    writeln!(out, "\n{count} of {} rules apply{}", rows.len(), if count == 0 { ": the request is allowed" } else { "" })
+    writeln!(out, "\n{}", summary(explanations))
+}
+
+/// What can be said about the verdict without knowing what was asked before.
+fn summary(explanations: &[Explanation]) -> String {
+    let applying: Vec<_> = explanations.iter().filter(|one| one.applies()).collect();
+    let denying = |one: &&&Explanation| {
+        let denies = matches!(one.outcome, Outcome::Applies { allowance: Allowance::Deny, .. });
+        denies && one.mode == Mode::Enforce
+    };
+    let verdict = match applying.iter().find(denying) {
+        Some(one) => format!("{} denies the request", one.rule),
+        None if applying.iter().any(|one| one.mode == Mode::Enforce) => {
+            "the request passes while each has tokens for it".into()
+        }
+        None => "none decides, so the request passes".into(),
+    };
+    format!("{} of {} apply: {verdict}", applying.len(), counted(explanations.len(), "rule"))
 }
 
 fn mode(mode: Mode) -> &'static str {
@@ -123,49 +231,87 @@ fn mode(mode: Mode) -> &'static str {
     }
 }
 
-fn allowance(allowance: Allowance) -> String {
+fn granted(allowance: Allowance) -> String {
     match allowance {
         Allowance::Limit(limit) => limit.to_string(),
-        Allowance::Quota(quota) => format!("{} each {:?}", quota.amount, quota.every),
-        Allowance::Deny => "denies everything".into(),
-        Allowance::Exempt => "exempt".into(),
+        Allowance::Quota(quota) => {
+            let every = match quota.every {
+                QuotaPeriod::Day => "day",
+                QuotaPeriod::Month => "month",
+            };
+            format!("{} each {every}", quota.amount)
+        }
+        Allowance::Deny => "nothing (deny)".into(),
+        Allowance::Exempt => "everything (exempt)".into(),
     }
 }
 
 fn reason(outcome: &Outcome) -> String {
     match outcome {
-        Outcome::Applies { identity, allowance: granted, overridden_by } => {
-            let by = overridden_by.as_ref().map(|by| format!(" (override for {by})")).unwrap_or_default();
-            format!("identity {identity}: {}{by}", allowance(*granted))
+        Outcome::Applies { identity, allowance, overridden_by, point, rollout_bp } => {
+            let by = overridden_by.as_ref().map(|by| format!(", by an override for {by}")).unwrap_or_default();
+            let rollout = match *rollout_bp {
+                policy_sync::model::ROLLOUT_BP_ALL => String::new(),
+                covered => format!(", at {} % of a rollout to {} %", percent(*point), percent(covered)),
+            };
+            format!("{identity} gets {}{by}{rollout}", granted(*allowance))
         }
         Outcome::Off => "the rule is off".into(),
         Outcome::Missing { attribute } => format!("the request has no `{attribute}`"),
         Outcome::Mismatch { attribute, wanted, found } => {
             format!("`{attribute}` is {found:?}, not {wanted:?}")
         }
-        Outcome::Extra { attribute } => format!("match_all: the request also has `{attribute}`"),
+        Outcome::Extra { attribute } => format!("match_all, and the request also has `{attribute}`"),
         Outcome::OutsideRollout { identity, point, rollout_bp } => {
-            let percent = |bp: u16| format!("{}.{:02}", bp / 100, bp % 100);
-            format!(
-                "identity {identity} is at {} %, outside the rollout of {} %",
-                percent(*point),
-                percent(*rollout_bp)
-            )
+            format!("{identity} is at {} %, outside a rollout to {} %", percent(*point), percent(*rollout_bp))
         }
     }
+}
+
+fn percent(bp: u16) -> String {
+    format!("{}.{:02}", bp / 100, bp % 100)
 }
 
 fn as_json(one: &Explanation) -> serde_json::Value {
     let mut value = serde_json::json!({
         "rule": one.rule,
         "mode": mode(one.mode),
-        "applies": matches!(one.outcome, Outcome::Applies { .. }),
+        "applies": one.applies(),
+        "outcome": code(&one.outcome),
         "why": reason(&one.outcome),
     });
-    if let Outcome::Applies { identity, allowance, overridden_by } = &one.outcome {
-        value["identity"] = identity.as_str().into();
-        value["allowance"] = serde_json::json!(allowance);
-        value["overridden_by"] = serde_json::json!(overridden_by);
+    match &one.outcome {
+        Outcome::Applies { identity, allowance, overridden_by, point, rollout_bp } => {
+            value["identity"] = identity.as_str().into();
+            value["allowance"] = serde_json::json!(allowance);
+            value["overridden_by"] = serde_json::json!(overridden_by);
+            value["rollout"] = rollout(*point, *rollout_bp);
+        }
+        Outcome::OutsideRollout { identity, point, rollout_bp } => {
+            value["identity"] = identity.as_str().into();
+            value["rollout"] = rollout(*point, *rollout_bp);
+        }
+        Outcome::Missing { attribute } | Outcome::Mismatch { attribute, .. } | Outcome::Extra { attribute } => {
+            value["attribute"] = attribute.as_str().into();
+        }
+        Outcome::Off => {}
     }
     value
+}
+
+/// Both in percent: the identity is covered where the first is below the second.
+fn rollout(point: u16, rollout_bp: u16) -> serde_json::Value {
+    serde_json::json!({ "at_pct": f64::from(point) / 100.0, "covers_pct": f64::from(rollout_bp) / 100.0 })
+}
+
+/// The outcome's name for programs.
+fn code(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Applies { .. } => "applies",
+        Outcome::Off => "off",
+        Outcome::Missing { .. } => "missing",
+        Outcome::Mismatch { .. } => "mismatch",
+        Outcome::Extra { .. } => "extra",
+        Outcome::OutsideRollout { .. } => "outside_rollout",
+    }
 }

@@ -1,5 +1,11 @@
 //! All settings of the server, with their defaults. `sluice.toml` at the root of the repository documents each; a test
 //! holds the file and these defaults against each other.
+//!
+//! [`reading`] turns a file into settings, [`bounds`] says which values make sense, [`problem`] how people are told.
+
+mod bounds;
+mod problem;
+mod reading;
 
 use std::{
     fmt,
@@ -8,9 +14,15 @@ use std::{
     str::FromStr,
 };
 
-use serde::{Deserialize, Serialize};
-use thiserror::Error;
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{self, SeqAccess, Visitor},
+};
 
+pub use self::{
+    bounds::is_log_filter,
+    problem::{ConfigError, Problem},
+};
 use crate::{limits::CORES_MAX, listener::TransportChoice};
 
 /// All settings.
@@ -36,7 +48,7 @@ pub struct Settings {
 }
 
 /// Which cores serve checks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Cores {
     /// The first this many that the process may use; 0 means all.
@@ -215,43 +227,25 @@ impl Default for Log {
     }
 }
 
-/// What is wrong with the settings; everything that could be found at once.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub struct ConfigError {
-    /// One line per problem: where, what, and what to do.
-    pub problems: Vec<String>,
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.problems.join("\n"))
-    }
-}
-
 impl Settings {
-    /// Reads a config file; what it does not mention keeps its default.
+    /// Reads a config file and checks it; what it does not mention keeps its default.
     ///
     /// # Errors
     ///
-    /// When the file cannot be read, or a field is unknown or of the wrong kind.
+    /// Everything that is wrong with it, each with its line.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let name = path.display();
-        let one = |problem: String| ConfigError { problems: vec![problem] };
-        let text = std::fs::read_to_string(path).map_err(|error| one(format!("{name}: cannot be read: {error}")))?;
-        Self::parse(&text).map_err(|(line, message)| one(format!("{name}:{line}: {message}")))
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|error| ConfigError::unreadable(&name, &error))?;
+        Self::parse(&text, &name)
     }
 
-    /// Reads the text of a config file.
+    /// Reads and checks the text of a config file. `source` is what problems call it.
     ///
     /// # Errors
     ///
-    /// The line, and what is wrong there.
-    pub fn parse(text: &str) -> Result<Self, (usize, String)> {
-        toml::from_str(text).map_err(|error| {
-            let line = error.span().map_or(0, |span| text[..span.start].matches('\n').count() + 1);
-            let message = error.message().lines().collect::<Vec<_>>().join(" ");
-            (line, message)
-        })
+    /// Everything that is wrong with it, each with its line.
+    pub fn parse(text: &str, source: &str) -> Result<Self, ConfigError> {
+        reading::parse(text, source)
     }
 
     /// Checks what the types cannot.
@@ -260,55 +254,7 @@ impl Settings {
     ///
     /// All values that are out of their bounds.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let mut problems = Vec::new();
-        let mut must = |holds: bool, field: &str, rule: &str| {
-            if !holds {
-                problems.push(format!("{field}: must be {rule}"));
-            }
-        };
-        let transport = &self.transport;
-        match &self.cores {
-            Cores::Count(count) => must(*count <= CORES_MAX, "cores", "at most 256"),
-            Cores::List(list) => must((1..=CORES_MAX).contains(&list.len()), "cores", "a list of 1 to 256 cores"),
-        }
-        must((8..=4096).contains(&self.resp.args_max), "resp.args_max", "from 8 to 4096");
-        must((64..=1 << 24).contains(&self.resp.arg_bytes_max), "resp.arg_bytes_max", "from 64 to 16777216");
-        must(
-            self.resp.request_bytes_max >= self.resp.arg_bytes_max + 64 && self.resp.request_bytes_max <= 1 << 26,
-            "resp.request_bytes_max",
-            "at least resp.arg_bytes_max + 64, and at most 67108864",
-        );
-        must(
-            (4096..=1 << 30).contains(&self.resp.output_backlog_bytes),
-            "resp.output_backlog_bytes",
-            "from 4096 to 1073741824",
-        );
-        must(self.resp.unix_mode <= 0o777, "resp.unix_mode", "permissions from 0 to 0o777");
-        must((1..=1_000_000).contains(&self.limits.connections_max), "limits.connections_max", "from 1 to 1000000");
-        must((1024..=1 << 32).contains(&self.limits.buckets), "limits.buckets", "from 1024 to 4294967296");
-        must((1..=65_536).contains(&self.limits.rules_max), "limits.rules_max", "from 1 to 65536");
-        must(transport.busy_poll_us <= 1_000_000, "transport.busy_poll_us", "at most 1000000");
-        must(
-            transport.ring_buffers.is_power_of_two() && (16..=32_768).contains(&transport.ring_buffers),
-            "transport.ring_buffers",
-            "a power of two from 16 to 32768",
-        );
-        must(
-            transport.ring_buffer_bytes.is_multiple_of(4096) && (4096..=1 << 20).contains(&transport.ring_buffer_bytes),
-            "transport.ring_buffer_bytes",
-            "a multiple of 4096 up to 1048576",
-        );
-        must(
-            transport.ring_entries.is_power_of_two() && (64..=32_768).contains(&transport.ring_entries),
-            "transport.ring_entries",
-            "a power of two from 64 to 32768",
-        );
-        must((1..=4096).contains(&self.ops.connections_max), "ops.connections_max", "from 1 to 4096");
-        must(
-            tracing_subscriber::EnvFilter::try_new(&self.log.level).is_ok(),
-            "log.level",
-            "a level (error, warn, info, debug, trace) or target=level pairs",
-        );
+        let problems: Vec<_> = bounds::violations(self).into_iter().map(Problem::from).collect();
         if problems.is_empty() { Ok(()) } else { Err(ConfigError { problems }) }
     }
 }
@@ -318,21 +264,63 @@ impl FromStr for Cores {
 
     /// `2` is a count, `0,2` and `0-3` are lists; `0,` is the list of core 0 alone.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || format!("{text:?} is neither a count such as 2 nor a list such as 0,2 or 0-3 (`0,` is core 0)");
-        if !text.contains([',', '-']) {
-            return text.parse().map(Self::Count).map_err(|_| wrong());
+        if text.contains([',', '-']) {
+            return Self::list(text);
         }
+        let wrong = |_| format!("{text:?} is neither a count such as 2 nor a list such as 0,2 or 0-3");
+        text.parse().map(Self::Count).map_err(wrong)
+    }
+}
+
+impl Cores {
+    /// Reads a list of core numbers, such as `0`, `0,2-3`; a comma at the end is allowed.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it, for people.
+    pub fn list(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is not a list of core numbers such as 0,2 or 0-3");
+        let number = |text: &str| text.parse::<usize>().map_err(|_| wrong());
         let mut list = Vec::new();
-        for part in text.split(',').filter(|part| !part.is_empty()) {
+        for part in text.strip_suffix(',').unwrap_or(text).split(',') {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let (first, last): (usize, usize) =
-                (first.parse().map_err(|_| wrong())?, last.parse().map_err(|_| wrong())?);
+            let (first, last) = (number(first)?, number(last)?);
             if first > last || last - first >= CORES_MAX {
                 return Err(wrong());
             }
             list.extend(first..=last);
         }
-        if list.is_empty() { Err(wrong()) } else { Ok(Self::List(list)) }
+        Ok(Self::List(list))
+    }
+}
+
+impl<'de> Deserialize<'de> for Cores {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(CoresVisitor)
+    }
+}
+
+/// By hand, because the derived one would not say what is expected.
+struct CoresVisitor;
+
+impl<'de> Visitor<'de> for CoresVisitor {
+    type Value = Cores;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a count such as 2 (0 = all) or a list of core numbers such as [0, 2]")
+    }
+
+    fn visit_i64<E: de::Error>(self, count: i64) -> Result<Cores, E> {
+        let wrong = |_| E::invalid_value(de::Unexpected::Signed(count), &self);
+        usize::try_from(count).map(Cores::Count).map_err(wrong)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut numbers: A) -> Result<Cores, A::Error> {
+        let mut list = Vec::new();
+        while let Some(number) = numbers.next_element()? {
+            list.push(number);
+        }
+        Ok(Cores::List(list))
     }
 }
 
@@ -344,8 +332,7 @@ mod tests {
 
     #[test]
     fn the_annotated_file_says_the_defaults() {
-        assert_eq!(Settings::parse(ANNOTATED).unwrap(), Settings::default());
-        Settings::default().check().unwrap();
+        assert_eq!(Settings::parse(ANNOTATED, "sluice.toml").unwrap(), Settings::default());
     }
 
     /// Uncommenting every optional setting must give all fields that there are.
@@ -353,7 +340,7 @@ mod tests {
     fn the_annotated_file_mentions_every_setting() {
         let optional = |line: &str| line.strip_prefix("#= ").unwrap_or(line).to_owned();
         let text: String = ANNOTATED.lines().map(|line| optional(line) + "\n").collect();
-        let full = toml::Table::try_from(Settings::parse(&text).unwrap()).unwrap();
+        let full = toml::Table::try_from(Settings::parse(&text, "sluice.toml").unwrap()).unwrap();
         let written: toml::Table = toml::from_str(&text).unwrap();
         let keys = |table: &toml::Table| -> Vec<String> {
             table
@@ -368,23 +355,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_line() {
-        let (line, message) = Settings::parse("\n[resp]\nargs_maximum = 3\n").unwrap_err();
-        assert_eq!(line, 3);
-        assert!(message.contains("unknown field `args_maximum`") && message.contains("args_max"), "{message}");
-        let mut settings = Settings::default();
-        settings.transport.ring_buffers = 100;
-        settings.limits.buckets = 0;
-        assert_eq!(settings.check().unwrap_err().problems.len(), 2);
-    }
-
-    #[test]
     fn cores_are_a_count_or_a_list() {
         assert_eq!("2".parse(), Ok(Cores::Count(2)));
         assert_eq!("0,".parse(), Ok(Cores::List(vec![0])));
         assert_eq!("0,2-4".parse(), Ok(Cores::List(vec![0, 2, 3, 4])));
-        for wrong in ["", "a", ",", "3-1", "1-", "-1"] {
+        assert_eq!(Cores::list("0"), Ok(Cores::List(vec![0])));
+        for wrong in ["", "a", ",", "3-1", "1-", "-1", "1,,2", "0-1000000"] {
             assert!(wrong.parse::<Cores>().is_err(), "{wrong:?}");
+            assert!(Cores::list(wrong).is_err(), "{wrong:?}");
         }
     }
 }

@@ -45,6 +45,9 @@ pub enum PolicyError {
     /// The file has problems; all of them.
     #[error(transparent)]
     File(#[from] file::ReadError),
+    /// The file has no rules. That is what a copy in progress looks like, and it would switch everything off.
+    #[error("{0}: has no rules, and would allow everything; to mean that, write one rule with mode = \"off\"")]
+    NoRules(String),
     /// The built-in policy has problems.
     #[error(transparent)]
     Example(#[from] file::Problems),
@@ -116,12 +119,21 @@ impl Control {
     }
 }
 
-fn read(source: Option<&Path>, version: u64) -> Result<Policy, PolicyError> {
+/// Reads the policy, or the built-in one without a source.
+pub(crate) fn read(source: Option<&Path>, version: u64) -> Result<Policy, PolicyError> {
     let policy = match source {
         Some(path) => file::read(path)?,
         None => file::parse(EXAMPLE_POLICY, EXAMPLE_NAME)?,
     };
+    if policy.rules.is_empty() {
+        return Err(PolicyError::NoRules(source_name(source)));
+    }
     Ok(Policy { version, ..policy })
+}
+
+/// What people call the policy's source.
+pub fn source_name(source: Option<&Path>) -> String {
+    source.map_or(EXAMPLE_NAME.into(), |path| path.display().to_string())
 }
 
 /// How reloads went, for the scrape; and which names the counters' slots have.

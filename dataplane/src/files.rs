@@ -1,14 +1,20 @@
 //! How many files the process may open, and what that leaves for connections.
 #![allow(unsafe_code)]
 
-use std::io;
+use std::{io, num::NonZero};
 
 use thiserror::Error;
 
-use crate::{config::Settings, listener::TransportChoice};
+use crate::{
+    config::{Cores, Settings},
+    limits::CORES_MAX,
+    listener::TransportChoice,
+};
 
-/// Files beside client connections: rings, eventfds, listeners, logs, with room to spare.
-const FILES_RESERVED: u64 = 256;
+/// Files of the process beside connections: logs, the control executor, the file watch, what a scrape reads, room to spare.
+const FILES_OF_PROCESS: u64 = 128;
+/// Files of each core: its listeners, glommio's rings, our ring, eventfds. Ten were counted.
+const FILES_PER_CORE: u64 = 16;
 
 /// The process may not open enough files to do anything.
 #[derive(Debug, Error)]
@@ -22,7 +28,12 @@ pub struct TooFewFiles(u64);
 /// When not even a few connections would fit.
 pub fn fit(settings: &mut Settings) -> Result<(), TooFewFiles> {
     let each = if settings.transport.kind == TransportChoice::Plain { 2 } else { 1 };
-    let reserved = FILES_RESERVED + settings.ops.connections_max as u64;
+    let cores = match &settings.cores {
+        Cores::Count(0) => std::thread::available_parallelism().map_or(CORES_MAX, NonZero::get),
+        Cores::Count(count) => *count,
+        Cores::List(list) => list.len(),
+    };
+    let reserved = FILES_OF_PROCESS + FILES_PER_CORE * cores as u64 + settings.ops.connections_max as u64;
     let wanted = settings.limits.connections_max as u64 * each + reserved;
     let allowed = raise(wanted);
     if allowed < reserved + each {

@@ -3,12 +3,13 @@
 
 use std::{
     io::{self, Write},
+    net::Ipv4Addr,
+    os::unix::fs::MetadataExt,
     path::Path,
     process::ExitCode,
     sync::{Arc, mpsc},
 };
 
-use clap::Parser;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
@@ -18,22 +19,22 @@ use sluice::{
     clock::Clock,
     commands,
     config::{LogFormat, Settings},
-    control::{Control, EXAMPLE_NAME},
+    control::{self, Control},
+    listener::TransportChoice,
     server::{self, Process, Request},
 };
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::of_process();
     let outcome = match cli.command {
         None => serve(&cli.serve),
         Some(Command::Serve(args)) => serve(&args),
         Some(Command::CheckConfig { file }) => commands::check_config(&file, &mut io::stdout()).map_err(Into::into),
-        Some(Command::Explain { policy, json, attributes }) => {
-            let unix_ms = Clock::start().now().unix_ms;
-            commands::explain_request(policy.as_deref(), &attributes, unix_ms, json, &mut io::stdout())
-                .map_err(Into::into)
+        Some(Command::Explain { config, policy, json, attributes }) => {
+            let (config, policy, unix_ms) = (config.as_deref(), policy.as_deref(), Clock::start().now().unix_ms);
+            commands::explain_request(config, policy, &attributes, unix_ms, json, &mut io::stdout()).map_err(Into::into)
         }
     };
     match outcome {
@@ -76,34 +77,52 @@ fn start_log(settings: &Settings) {
     }
 }
 
+/// The password of a file, which holds it as its only line.
 fn read_password(path: &Path) -> Result<Arc<str>, String> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| format!("resp.password_file {}: cannot be read: {error}", path.display()))?;
-    match text.trim_end_matches(['\r', '\n']) {
-        "" => {
-            Err(format!("resp.password_file {}: is empty; leave the setting out to need no password", path.display()))
-        }
-        password => Ok(password.into()),
+    let wrong = |why: &str| format!("resp.password_file {}: {why}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(&format!("cannot be read: {error}")))?;
+    let password = text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
+    if password.is_empty() {
+        return Err(wrong("is empty; leave the setting out to need no password"));
     }
+    if password.contains('\n') {
+        return Err(wrong("has more than one line; the password must be its only one"));
+    }
+    let mode = std::fs::metadata(path).map_or(0, |metadata| metadata.mode());
+    if mode & 0o007 != 0 {
+        tracing::warn!(path = %path.display(), "every user of this host can read the password file; try chmod o-rwx");
+    }
+    Ok(password.into())
 }
 
 /// Says what is served where, and one line to try.
 fn announce(process: &Process) {
-    let policy = process.policy.load();
-    let source = process.settings.policy.as_deref().map_or(EXAMPLE_NAME.into(), |path| path.display().to_string());
-    let unix = process.settings.resp.listen_unix.as_deref().map(|path| format!(" and {}", path.display()));
-    let transport = process.transport.get().copied().unwrap_or_default();
+    let (settings, loaded) = (&process.settings, process.policy.load());
+    let unix = settings.resp.listen_unix.as_deref().map(|path| format!(" and {}", path.display()));
+    let transport = match process.transport.get().copied().unwrap_or_default() {
+        TransportChoice::Auto => "auto",
+        TransportChoice::Ring => "ring",
+        TransportChoice::Plain => "plain",
+    };
+    let cpus: Vec<_> = process.cpus.iter().map(ToString::to_string).collect();
     let address = process.resp_address;
+    // What redis-cli asks by itself needs not be said.
+    let host = match address.ip() {
+        ip if ip == Ipv4Addr::LOCALHOST || ip.is_unspecified() => String::new(),
+        ip => format!(" -h {ip}"),
+    };
     let text = format!(
         "sluice {version} serves RESP on {address}{unix}, ops on http://{ops}\n\
-         cores {cpus:?} ({transport:?} transport), policy: {source}, {rules} rules\n\
-         try: redis-cli -h {host} -p {port} CHECK path /v1/login method POST key ak_1\n",
+         cores {cpus} ({transport} transport)\n\
+         policy: {source}, version {policy_version} with {rules} rules\n\
+         try: redis-cli{host} -p {port} CHECK path /v1/login method POST key ak_1\n",
         version = env!("CARGO_PKG_VERSION"),
         unix = unix.unwrap_or_default(),
         ops = process.ops_address,
-        cpus = process.cpus,
-        rules = policy.policy.rules.len(),
-        host = address.ip(),
+        cpus = cpus.join(","),
+        source = control::source_name(settings.policy.as_deref()),
+        policy_version = loaded.policy.version,
+        rules = loaded.policy.rules.len(),
         port = address.port(),
     );
     // A closed standard output is no reason not to serve.

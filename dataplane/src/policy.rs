@@ -12,7 +12,7 @@ use policy_sync::{
 };
 use thiserror::Error;
 
-use crate::resp::reply;
+use crate::resp::reply::RuleTail;
 
 /// A policy ready to decide with.
 pub struct LoadedPolicy {
@@ -23,7 +23,7 @@ pub struct LoadedPolicy {
     /// By rule: its counters' slot.
     pub slots: Box<[u32]>,
     /// By rule: the end of a check's reply.
-    pub reply_tails: Box<[Box<[u8]>]>,
+    pub reply_tails: Box<[RuleTail]>,
 }
 
 /// Where the cores find the policy in force.
@@ -125,7 +125,7 @@ impl LoadedPolicy {
         let snapshot = Snapshot::compile(&policy, seed)?;
         let names: Vec<&str> = policy.rules.iter().map(|rule| rule.name.as_str()).collect();
         let (slots, reused) = slots.assign(&names)?;
-        let reply_tails = names.iter().map(|name| reply::rule_tail(name)).collect();
+        let reply_tails = names.iter().map(|name| RuleTail::new(name)).collect();
         Ok((Self { snapshot, slots, reply_tails, policy }, reused))
     }
 }

@@ -3,10 +3,11 @@
 //! It looks at every rule and gives the first reason against, in the order in which the hot path would meet it. A
 //! test holds both walks against each other.
 
-use crate::model::Allowance;
+use std::fmt;
+
 use crate::{
     identity,
-    model::{Limit, Mode, Pattern, Policy, ROLLOUT_BP_ALL, Rule},
+    model::{Allowance, Limit, Mode, Pattern, Policy, ROLLOUT_BP_ALL, Rule},
 };
 
 /// What becomes of one rule for one request.
@@ -31,6 +32,10 @@ pub enum Outcome {
         allowance: Allowance,
         /// Whose override it is: the rule's name or `*`; `None` without one.
         overridden_by: Option<String>,
+        /// Where the identity stands in the rollout, 0..10,000.
+        point: u16,
+        /// What the rule covers: points below this.
+        rollout_bp: u16,
     },
     /// `mode = "off"`.
     Off,
@@ -62,6 +67,13 @@ pub enum Outcome {
         /// What the rule covers: points below this.
         rollout_bp: u16,
     },
+}
+
+impl Explanation {
+    /// Whether the rule applies.
+    pub fn applies(&self) -> bool {
+        matches!(self.outcome, Outcome::Applies { .. })
+    }
 }
 
 /// Explains every rule of the policy for these attributes at this time.
@@ -126,6 +138,8 @@ fn outcome(policy: &Policy, rule: &Rule, attributes: &[(&str, &[u8])], unix_ms: 
         identity,
         allowance: over.map_or(rule.allowance, |over| over.allowance),
         overridden_by: over.map(|over| over.rule.clone()),
+        point,
+        rollout_bp: rule.rollout_bp,
     }
 }
 
@@ -146,8 +160,14 @@ fn written(pattern: &Pattern) -> String {
     }
 }
 
-impl std::fmt::Display for Limit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} at once, {} each {} ms", self.capacity, self.refill, self.period_ms)
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at once, {} each ", self.capacity, self.refill)?;
+        // The largest unit that divides the period.
+        let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s"), (1, "ms")];
+        match units.iter().find(|(unit_ms, _)| self.period_ms.is_multiple_of(*unit_ms)) {
+            Some((unit_ms, unit)) => write!(f, "{}{unit}", self.period_ms / unit_ms),
+            None => Ok(()),
+        }
     }
 }

@@ -8,7 +8,7 @@ use policy_sync::{
     file,
     model::{Allowance, Hot, Limit, Mode, OnFailure, Override, Pattern, Policy, Rule},
     rate::Rate,
-    snapshot::{AppliedRules, Attributes, AttributesError, Grant, RULES_PER_CHECK_MAX, Snapshot},
+    snapshot::{Attributes, AttributesError, Grant, RULES_PER_CHECK_MAX, Snapshot},
 };
 use proptest::prelude::*;
 
@@ -20,7 +20,7 @@ fn applying(snapshot: &Snapshot, attributes: &[(&str, &[u8])], unix_ms: i64) -> 
     for (name, value) in attributes {
         resolved.push(snapshot, name.as_bytes(), value).unwrap();
     }
-    let mut applied = AppliedRules::new();
+    let mut applied = Vec::new();
     snapshot.applying(&resolved, unix_ms, &mut Vec::new(), &mut applied).unwrap();
     let name = |rule: u32| snapshot.rules()[rule as usize].name.to_string();
     applied.iter().map(|one| (name(one.rule), *snapshot.grant(*one), one.key)).collect()
@@ -196,7 +196,7 @@ fn more_rules_than_a_check_may_have_are_refused_not_cut_off() {
     let snapshot = Snapshot::compile(&Policy { version: 1, rules, overrides: vec![] }, SEED).unwrap();
     let mut attributes = Attributes::default();
     attributes.push(&snapshot, b"key", b"a").unwrap();
-    let outcome = snapshot.applying(&attributes, 0, &mut Vec::new(), &mut AppliedRules::new());
+    let outcome = snapshot.applying(&attributes, 0, &mut Vec::new(), &mut Vec::new());
     assert_eq!(outcome, Err(AttributesError::TooManyRules));
     assert_eq!(attributes.push(&snapshot, b"key", b"b"), Err(AttributesError::Duplicate));
 }

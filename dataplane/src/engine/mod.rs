@@ -20,7 +20,7 @@ mod session;
 use std::sync::Arc;
 
 use arc_swap::cache::Cache;
-use policy_sync::snapshot::{Applied, AppliedRules, Attributes, AttributesError};
+use policy_sync::snapshot::{Applied, Attributes, AttributesError};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub use self::session::ConnId;
@@ -35,7 +35,7 @@ use crate::{
     resp::{
         command::{self, CommandError, Dialect, Throttle},
         frame::{Args, Cursor, ProtocolError, RequestLimits},
-        reply,
+        reply::{self, RuleTail},
     },
 };
 use policy_sync::rate::Rate;
@@ -75,8 +75,11 @@ pub struct Engine {
     pending: Vec<Pending>,
     /// The rules that apply to the pending checks, one check's after the other's.
     applied: Vec<Applied>,
+    /// The pending throttle calls.
+    throttles: Vec<PendingThrottle>,
     scratch: Vec<u8>,
     spare_buffers: Vec<Vec<u8>>,
+    no_rule_tail: RuleTail,
     first_id: u64,
     id_step: u64,
 }
@@ -105,8 +108,16 @@ struct Pending {
 enum Ask {
     /// A CHECK; this many of `Engine::applied` are its rules.
     Check { rules: u32 },
-    /// A throttle call, with its bucket's key and rate.
-    Throttle { dialect: Dialect, key: u64, rate: Rate },
+    /// A throttle call, the next of `Engine::throttles`.
+    Throttle,
+}
+
+/// A throttle call, with its bucket's key and rate.
+#[derive(Clone, Copy)]
+struct PendingThrottle {
+    dialect: Dialect,
+    key: u64,
+    rate: Rate,
 }
 
 /// The counters of a core with the slots of a policy.
@@ -166,8 +177,10 @@ impl Engine {
             dirty: Vec::new(),
             pending: Vec::with_capacity(BATCH_CHECKS_MAX),
             applied: Vec::with_capacity(4 * BATCH_CHECKS_MAX),
+            throttles: Vec::with_capacity(BATCH_CHECKS_MAX),
             scratch: Vec::with_capacity(1024),
             spare_buffers: Vec::new(),
+            no_rule_tail: RuleTail::new(""),
             first_id: index as u64 + 1,
             id_step: cores as u64,
         }
@@ -369,9 +382,9 @@ impl Engine {
             }
             first = false;
         }
-        let mut applied = AppliedRules::new();
+        let before = self.applied.len();
         if wrong.is_none()
-            && let Err(error) = snapshot.applying(&attributes, self.now.unix_ms, &mut self.scratch, &mut applied)
+            && let Err(error) = snapshot.applying(&attributes, self.now.unix_ms, &mut self.scratch, &mut self.applied)
         {
             wrong = Some(error.into());
         }
@@ -379,10 +392,10 @@ impl Engine {
             self.fail(conn, &error);
             return Ok(Some(()));
         }
-        for one in &applied {
+        let applied = &self.applied[before..];
+        for one in applied {
             self.table.prefetch(one.key);
         }
-        self.applied.extend_from_slice(&applied);
         // At most `RULES_PER_CHECK_MAX`.
         self.pending.push(Pending { conn, cost, ask: Ask::Check { rules: applied.len() as u32 } });
         Ok(Some(()))
@@ -398,14 +411,14 @@ impl Engine {
             return Err(CommandError::UnpairedAttribute);
         }
         let mut attributes = Attributes::default();
-        let mut applied = AppliedRules::new();
         let snapshot = &self.policy.snapshot;
         for pair in pairs.chunks_exact(2) {
             push_attribute(&mut attributes, snapshot, pair[0], pair[1])?;
         }
-        snapshot.applying(&attributes, self.now.unix_ms, &mut self.scratch, &mut applied)?;
-        self.applied.extend_from_slice(&applied);
-        self.pending.push(Pending { conn, cost, ask: Ask::Check { rules: applied.len() as u32 } });
+        let before = self.applied.len();
+        snapshot.applying(&attributes, self.now.unix_ms, &mut self.scratch, &mut self.applied)?;
+        let rules = (self.applied.len() - before) as u32;
+        self.pending.push(Pending { conn, cost, ask: Ask::Check { rules } });
         Ok(())
     }
 
@@ -414,7 +427,8 @@ impl Engine {
         let key = xxh3_64_with_seed(call.key, self.throttle_seeds[dialect as usize]);
         self.table.prefetch(key);
         self.fill_ms_max = self.fill_ms_max.max(call.rate.fill_ms());
-        self.pending.push(Pending { conn, cost: call.cost, ask: Ask::Throttle { dialect, key, rate: call.rate } });
+        self.throttles.push(PendingThrottle { dialect, key, rate: call.rate });
+        self.pending.push(Pending { conn, cost: call.cost, ask: Ask::Throttle });
     }
 
     /// Decides everything that was parsed, in order, and encodes the answers.
@@ -428,6 +442,7 @@ impl Engine {
         let ground = Ground { snapshot: &self.policy.snapshot, table: &self.table, moment, tally: &tally };
         let mut tally_here = Totals::default();
         let mut applied = &self.applied[..];
+        let mut throttles = &self.throttles[..];
         for pending in &self.pending {
             let session = &mut self.sessions[pending.conn.index()];
             if session.output.capacity() == 0 {
@@ -439,10 +454,15 @@ impl Engine {
                     applied = rest;
                     let verdict = decision::decide(&ground, these, pending.cost, &mut self.table_counts);
                     tally_here.check(&verdict, rules);
-                    let tail = verdict.rule.map_or(reply::NO_RULE_TAIL, |rule| &self.policy.reply_tails[rule as usize]);
+                    let tail = verdict.rule.map_or(&self.no_rule_tail, |rule| &self.policy.reply_tails[rule as usize]);
                     reply::check(&verdict, tail, &mut session.output);
                 }
-                Ask::Throttle { dialect, key, rate } => {
+                Ask::Throttle => {
+                    let (PendingThrottle { dialect, key, rate }, rest) = throttles.split_first().map_or_else(
+                        || unreachable!("each pending throttle call has its entry"),
+                        |(first, rest)| (*first, rest),
+                    );
+                    throttles = rest;
                     let outcome = decision::take(&self.table, key, &rate, pending.cost, moment, &mut self.table_counts);
                     let verdict = decision::verdict(outcome, &rate, pending.cost, 0, moment.now_ms);
                     tally_here.throttle(&verdict);
@@ -462,6 +482,7 @@ impl Engine {
         self.counters.set_table(&self.table_counts);
         self.pending.clear();
         self.applied.clear();
+        self.throttles.clear();
     }
 
     /// The next connection that the transport must look at, and what to do with it.

@@ -12,7 +12,10 @@ use std::{
     future::{Future, poll_fn},
     os::fd::{FromRawFd, IntoRawFd, OwnedFd},
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     task::{Poll, Waker},
 };
 
@@ -24,6 +27,8 @@ use glommio::net::TcpStream;
 pub struct Pulse {
     executor: Mutex<Option<Waker>>,
     driver: Mutex<Option<Waker>>,
+    /// Tells a nudge from any other reason for which a sleeping driver is polled.
+    nudges: AtomicU64,
 }
 
 impl Pulse {
@@ -34,6 +39,7 @@ impl Pulse {
 
     /// Wakes the driver, so that it looks at the clock and at the lifecycle.
     pub fn nudge(&self) {
+        self.nudges.fetch_add(1, Ordering::Release);
         wake(&self.driver);
     }
 
@@ -80,7 +86,8 @@ pub async fn until_readable(descriptor: &OwnedFd, pulse: Option<&Pulse>) -> std:
     // SAFETY: `copy` is an open descriptor that nothing else owns, and the stream becomes its only owner. That it is no
     // socket only makes the receive fail, which is what we wait for.
     let mut stream = unsafe { TcpStream::from_raw_fd(copy.into_raw_fd()) };
-    let mut first = true;
+    let nudges = || pulse.map_or(0, |pulse| pulse.nudges.load(Ordering::Acquire));
+    let slept_at = nudges();
     poll_fn(|context| {
         if let Some(pulse) = pulse {
             register(&pulse.driver, context.waker());
@@ -88,9 +95,10 @@ pub async fn until_readable(descriptor: &OwnedFd, pulse: Option<&Pulse>) -> std:
         let mut byte = [0];
         match Pin::new(&mut stream).poll_read(context, &mut byte) {
             Poll::Ready(_) => Poll::Ready(Ok(())),
-            Poll::Pending if std::mem::take(&mut first) => Poll::Pending,
-            // Woken, and not by the descriptor: a nudge.
-            Poll::Pending => Poll::Ready(Ok(())),
+            Poll::Pending if nudges() != slept_at => Poll::Ready(Ok(())),
+            // The first time; or woken by neither, as when the poll of the stream before this one ends in being
+            // cancelled. Returning then would cancel again, and so the core would never sleep.
+            Poll::Pending => Poll::Pending,
         }
     })
     .await

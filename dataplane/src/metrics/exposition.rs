@@ -1,4 +1,4 @@
-//! `/metrics`: the counters of all cores, added up where they are scraped, as OpenMetrics.
+//! `/metrics`: the counters of all cores, read where they are scraped, as OpenMetrics.
 //!
 //! Every name is here and nowhere else. Labels are cores, rule names and fixed words: nothing that a client chooses.
 
@@ -6,12 +6,12 @@ use std::{fmt, sync::atomic::Ordering::Relaxed};
 
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric},
-    metrics::{counter::ConstCounter, gauge::ConstGauge},
-    registry::Registry,
+    encoding::{DescriptorEncoder, EncodeCounterValue, EncodeMetric, MetricEncoder, text},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    registry::{Registry, Unit},
 };
 
-use super::counters::CoreCounters;
+use super::{counters::CoreCounters, system::System};
 use crate::{decision::Reason, server::Process};
 
 /// The text of `/metrics`.
@@ -20,11 +20,14 @@ use crate::{decision::Reason, server::Process};
 ///
 /// When the encoder fails, which it does only for lack of memory.
 pub fn encode(process: &Process) -> Result<String, fmt::Error> {
-    let mut text = String::new();
-    let mut registry = Registry::with_prefix("sluice");
-    registry.register_collector(Box::new(Scrape(Snapshot::of(process))));
-    prometheus_client::encoding::text::encode(&mut text, &registry)?;
-    Ok(text)
+    let (mut ours, mut conventional) = (Registry::with_prefix("sluice"), Registry::default());
+    ours.register_collector(Box::new(Snapshot::of(process)));
+    conventional.register_collector(Box::new(Conventional::of(process)));
+    let mut out = String::new();
+    text::encode_registry(&mut out, &ours)?;
+    text::encode_registry(&mut out, &conventional)?;
+    text::encode_eof(&mut out)?;
+    Ok(out)
 }
 
 /// A counter that each core keeps: name, help, value.
@@ -52,56 +55,69 @@ const PER_CORE: &[PerCore] = &[
     }),
 ];
 
-/// What is shown, read once.
+/// What is shown under our own prefix, read once.
 #[derive(Debug)]
 struct Snapshot {
     /// By entry of [`PER_CORE`], by core.
     per_core: Vec<Vec<u64>>,
+    /// By core.
     connections: Vec<usize>,
     /// Rule name and counts by reason.
     rules: Vec<(String, [u64; Reason::COUNT])>,
     inserted: u64,
     evicted_full: u64,
     evicted_in_use: u64,
-    buckets_capacity: usize,
-    policy_version: u64,
     reloads_applied: u64,
     reloads_refused: u64,
-    uptime_seconds: f64,
+    /// Single values: name, help, unit, value.
+    gauges: Vec<(&'static str, &'static str, Option<Unit>, f64)>,
 }
 
 impl Snapshot {
     fn of(process: &Process) -> Self {
         let cores = &process.counters;
         let sum = |read: fn(&CoreCounters) -> u64| cores.iter().map(|core| read(core)).sum();
-        let rules = process.reloads.names.load();
+        let loaded = process.policy.load();
+        let uptime_seconds = process.clock.now().mono_ms as f64 / 1000.0;
         Self {
             per_core: PER_CORE.iter().map(|(_, _, read)| cores.iter().map(|core| read(core)).collect()).collect(),
             connections: (0..cores.len()).map(|core| process.placement.connections(core)).collect(),
-            rules: rules
-                .iter()
-                .map(|rule| {
-                    let count = |reason: Reason| -> u64 {
-                        let total: u64 = cores.iter().map(|core| core.rule(rule.slot, reason).value()).sum();
-                        total.saturating_sub(rule.base[reason as usize])
-                    };
-                    (rule.name.to_string(), Reason::ALL.map(count))
-                })
-                .collect(),
+            rules: rules(process),
             inserted: sum(|core| core.buckets_inserted.value()),
             evicted_full: sum(|core| core.buckets_evicted_full.value()),
             evicted_in_use: sum(|core| core.buckets_evicted_in_use.value()),
-            buckets_capacity: process.table.capacity(),
-            policy_version: process.policy.load().policy.version,
             reloads_applied: process.reloads.applied.load(Relaxed),
             reloads_refused: process.reloads.refused.load(Relaxed),
-            uptime_seconds: process.clock.now().mono_ms as f64 / 1000.0,
+            gauges: vec![
+                ("buckets_capacity", "Identities that fit the bucket table", None, process.table.capacity() as f64),
+                (
+                    "connections_max",
+                    "Connections that may be open at once, on all cores together",
+                    None,
+                    process.settings.limits.connections_max as f64,
+                ),
+                ("policy_version", "Version of the policy in force", None, loaded.policy.version as f64),
+                ("policy_rules", "Rules of the policy in force", None, loaded.policy.rules.len() as f64),
+                ("policy_overrides", "Overrides of the policy in force", None, loaded.policy.overrides.len() as f64),
+                ("uptime", "Time since the process began", Some(Unit::Seconds), uptime_seconds),
+            ],
         }
     }
 }
 
-#[derive(Debug)]
-struct Scrape(Snapshot);
+/// What each rule said, over all cores, since its name got its counters.
+fn rules(process: &Process) -> Vec<(String, [u64; Reason::COUNT])> {
+    let cores = &process.counters;
+    let names = process.reloads.names.load();
+    let counts = names.iter().map(|rule| {
+        let count = |reason: Reason| -> u64 {
+            let total: u64 = cores.iter().map(|core| core.rule(rule.slot, reason).value()).sum();
+            total.saturating_sub(rule.base[reason as usize])
+        };
+        (rule.name.to_string(), Reason::ALL.map(count))
+    });
+    counts.collect()
+}
 
 /// The word that a reason has in a label.
 fn word(reason: Reason) -> &'static str {
@@ -114,75 +130,118 @@ fn word(reason: Reason) -> &'static str {
     }
 }
 
-impl Collector for Scrape {
+impl Collector for Snapshot {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let seen = &self.0;
         let out = &mut encoder;
-        for ((name, help, _), values) in PER_CORE.iter().zip(&seen.per_core) {
+        for ((name, help, _), values) in PER_CORE.iter().zip(&self.per_core) {
             let values = values.iter().enumerate().map(|(core, &value)| ([("core", core.to_string())], value));
-            counters(out, name, help, values)?;
+            counters(out, (name, help, None), values)?;
         }
-        let connections = seen.connections.iter().enumerate();
-        let help = "Connections open";
-        gauges(out, "connections", help, connections.map(|(core, &open)| ([("core", core.to_string())], open as f64)))?;
-        let by_reason = seen.rules.iter().flat_map(|(name, counts)| {
+        let connections = self.connections.iter().enumerate();
+        let connections = connections.map(|(core, &open)| ([("core", core.to_string())], open as f64));
+        gauges(out, ("connections", "Connections open", None), connections)?;
+        let by_reason = self.rules.iter().flat_map(|(name, counts)| {
             let labels = move |reason| [("rule", name.clone()), ("reason", word(reason).to_owned())];
             Reason::ALL.into_iter().zip(counts).map(move |(reason, &count)| (labels(reason), count))
         });
-        counters(out, "rule_checks", "What each rule said of the checks it applied to", by_reason)?;
-        let none: [(&str, String); 0] = [];
-        counters(out, "buckets_inserted", "Identities put into the bucket table", [(none.clone(), seen.inserted)])?;
+        counters(out, ("rule_checks", "What each rule said of the checks it applied to", None), by_reason)?;
+        let head = ("buckets_inserted", "Identities put into the bucket table", None);
+        counters(out, head, [(UNLABELLED, self.inserted)])?;
         let help = "Buckets dropped for others: full ones lost nothing, in_use ones start full again (table too small)";
-        let states = [("full", seen.evicted_full), ("in_use", seen.evicted_in_use)];
-        counters(out, "buckets_evicted", help, states.map(|(state, count)| ([("state", state.to_owned())], count)))?;
-        for (name, help, value) in [
-            ("buckets_capacity", "Identities that fit the bucket table", seen.buckets_capacity as f64),
-            ("policy_version", "Version of the policy in force", seen.policy_version as f64),
-            ("uptime_seconds", "Seconds since the process began", seen.uptime_seconds),
-        ] {
-            gauges(out, name, help, [(none.clone(), value)])?;
-        }
+        let states = [one("state", "full", self.evicted_full), one("state", "in_use", self.evicted_in_use)];
+        counters(out, ("buckets_evicted", help, None), states)?;
         let help = "Policies read again after the first, by what became of them";
-        let outcomes = [("applied", seen.reloads_applied), ("refused", seen.reloads_refused)];
-        counters(
-            out,
-            "policy_reloads",
-            help,
-            outcomes.map(|(outcome, count)| ([("outcome", outcome.to_owned())], count)),
-        )?;
-        gauges(
-            out,
-            "build_info",
-            "The version, as a label",
-            [([("version", env!("CARGO_PKG_VERSION").to_owned())], 1.0)],
-        )
+        let outcomes =
+            [one("outcome", "applied", self.reloads_applied), one("outcome", "refused", self.reloads_refused)];
+        counters(out, ("policy_reloads", help, None), outcomes)?;
+        for (name, help, unit, value) in &self.gauges {
+            gauges(out, (name, help, unit.as_ref()), [(UNLABELLED, *value)])?;
+        }
+        let version = [one("version", env!("CARGO_PKG_VERSION"), 1.0)];
+        gauges(out, ("build_info", "The version, as a label", None), version)
     }
 }
 
-fn counters<const N: usize>(
-    encoder: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    values: impl IntoIterator<Item = ([(&'static str, String); N], u64)>,
-) -> fmt::Result {
-    let kind = ConstCounter::new(0u64).metric_type();
-    let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
-    for (labels, value) in values {
-        ConstCounter::new(value).encode(metric.encode_family(&labels)?)?;
+/// What every process is expected to show, under the names that it is expected under.
+#[derive(Debug)]
+struct Conventional {
+    system: System,
+    start_time_seconds: f64,
+}
+
+impl Conventional {
+    fn of(process: &Process) -> Self {
+        Self { system: System::read(), start_time_seconds: process.clock.started_unix_ms() as f64 / 1000.0 }
     }
-    Ok(())
+}
+
+impl Collector for Conventional {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let out = &mut encoder;
+        let System { cpu_seconds, resident_bytes, open_files, open_files_max } = self.system;
+        let (seconds, bytes) = (Some(&Unit::Seconds), Some(&Unit::Bytes));
+        if let Some(value) = cpu_seconds {
+            let head = ("process_cpu", "User and system time of all threads", seconds);
+            counters(out, head, [(UNLABELLED, value)])?;
+        }
+        let whole = |value: Option<u64>| value.map(|value| value as f64);
+        for (name, help, unit, value) in [
+            (
+                "process_start_time",
+                "When the process began, since the Unix epoch",
+                seconds,
+                Some(self.start_time_seconds),
+            ),
+            ("process_resident_memory", "Memory in use", bytes, whole(resident_bytes)),
+            ("process_open_fds", "Open files, sockets included", None, whole(open_files)),
+            ("process_max_fds", "Files that may be open at once", None, whole(open_files_max)),
+        ] {
+            if let Some(value) = value {
+                gauges(out, (name, help, unit), [(UNLABELLED, value)])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+const UNLABELLED: [(&str, String); 0] = [];
+
+/// Name, help and unit of a family.
+type Head<'a> = (&'a str, &'a str, Option<&'a Unit>);
+
+/// A value with one label.
+fn one<T>(label: &'static str, word: &str, value: T) -> ([(&'static str, String); 1], T) {
+    ([(label, word.to_owned())], value)
+}
+
+fn counters<const N: usize, T: EncodeCounterValue>(
+    encoder: &mut DescriptorEncoder<'_>,
+    (name, help, unit): Head<'_>,
+    values: impl IntoIterator<Item = ([(&'static str, String); N], T)>,
+) -> fmt::Result {
+    let metric = encoder.encode_descriptor(name, help, unit, MetricType::Counter)?;
+    family(metric, values.into_iter().map(|(labels, value)| (labels, ConstCounter::new(value))))
 }
 
 fn gauges<const N: usize>(
     encoder: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
+    (name, help, unit): Head<'_>,
     values: impl IntoIterator<Item = ([(&'static str, String); N], f64)>,
 ) -> fmt::Result {
-    let kind = ConstGauge::new(0f64).metric_type();
-    let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
+    let metric = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
+    family(metric, values.into_iter().map(|(labels, value)| (labels, ConstGauge::new(value))))
+}
+
+fn family<const N: usize>(
+    mut encoder: MetricEncoder<'_>,
+    values: impl IntoIterator<Item = ([(&'static str, String); N], impl EncodeMetric)>,
+) -> fmt::Result {
     for (labels, value) in values {
-        ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
+        match N {
+            // Without this there would be an empty pair of braces.
+            0 => return value.encode(encoder),
+            _ => value.encode(encoder.encode_family(&labels)?)?,
+        }
     }
     Ok(())
 }

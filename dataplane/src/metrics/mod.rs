@@ -1,4 +1,6 @@
-//! What the server counts ([`counters`]), and how it is shown ([`exposition`]).
+//! What the server counts ([`counters`]), and how it is shown ([`exposition`]), with what the kernel knows of the process
+//! (`system`).
 
 pub mod counters;
 pub mod exposition;
+mod system;

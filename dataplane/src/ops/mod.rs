@@ -6,8 +6,20 @@
 mod io;
 mod status;
 
-use std::{cell::Cell, convert::Infallible, net::TcpListener, os::fd::OwnedFd, rc::Rc, sync::Arc, time::Duration};
+use std::{
+    cell::Cell,
+    convert::Infallible,
+    future::{Future, poll_fn},
+    net::TcpListener,
+    os::fd::OwnedFd,
+    pin::{Pin, pin},
+    rc::Rc,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
 
+use glommio::timer::Timer;
 use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
@@ -20,8 +32,12 @@ use hyper::{
 use self::io::HyperStream;
 use crate::{lifecycle::Stage, listener::park, metrics::exposition, server::Process};
 
-/// How long one connection may last, keep-alive included: nobody holds a slot for ever by sending nothing.
-const CONNECTION_SECS_MAX: u64 = 120;
+/// How long a connection may take to ask for the first time: nobody holds a slot by sending nothing, or slowly.
+const FIRST_REQUEST_MS_MAX: u64 = 10_000;
+/// And how long from one answer to the next. Longer than the usual intervals of scrapes and probes.
+const BETWEEN_ANSWERS_MS_MAX: u64 = 75_000;
+/// How often a connection's times are looked at.
+const LOOK: Duration = Duration::from_secs(1);
 /// Bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
@@ -69,16 +85,36 @@ pub async fn serve(listener: TcpListener, process: Arc<Process>) {
 
 async fn converse(socket: OwnedFd, process: Arc<Process>) {
     let Ok(stream) = HyperStream::new(socket) else { return };
+    let clock = process.clock;
+    let now_ms = move || clock.now().mono_ms;
+    let deadline_ms = Rc::new(Cell::new(now_ms() + FIRST_REQUEST_MS_MAX));
+    let for_service = Rc::clone(&deadline_ms);
     let service = service_fn(move |request| {
+        for_service.set(now_ms() + BETWEEN_ANSWERS_MS_MAX);
         let process = Arc::clone(&process);
         async move { Ok::<_, Infallible>(answer(&request, &process)) }
     });
-    let connection = async {
-        // A peer that breaks off is no news.
-        let _ = http1::Builder::new().max_buf_size(HEAD_BYTES_MAX).serve_connection(stream, service).await;
-        Ok::<(), glommio::GlommioError<()>>(())
-    };
-    let _ = glommio::timer::timeout(Duration::from_secs(CONNECTION_SECS_MAX), connection).await;
+    let connection = http1::Builder::new().max_buf_size(HEAD_BYTES_MAX).serve_connection(stream, service);
+    while_in_time(connection, || now_ms() < deadline_ms.get()).await;
+}
+
+/// Runs a connection to its end, or drops it when its time is over. A peer that breaks off is no news.
+async fn while_in_time(connection: impl Future<Output = hyper::Result<()>>, in_time: impl Fn() -> bool) {
+    let mut connection = pin!(connection);
+    let mut look = Timer::new(LOOK);
+    poll_fn(|context| {
+        if connection.as_mut().poll(context).is_ready() {
+            return Poll::Ready(());
+        }
+        while Pin::new(&mut look).poll(context).is_ready() {
+            if !in_time() {
+                return Poll::Ready(());
+            }
+            look = Timer::new(LOOK);
+        }
+        Poll::Pending
+    })
+    .await;
 }
 
 fn answer(request: &Request<Incoming>, process: &Process) -> Response<Full<Bytes>> {
@@ -95,12 +131,17 @@ fn answer(request: &Request<Incoming>, process: &Process) -> Response<Full<Bytes
         "/healthz" => reply(StatusCode::OK, TEXT, "ok\n".into()),
         "/readyz" => match process.lifecycle.stage() {
             Stage::Serving => reply(StatusCode::OK, TEXT, "ready\n".into()),
-            Stage::Starting => reply(StatusCode::SERVICE_UNAVAILABLE, TEXT, "starting\n".into()),
-            Stage::Draining | Stage::Closing => reply(StatusCode::SERVICE_UNAVAILABLE, TEXT, "leaving\n".into()),
+            Stage::Starting => unready("starting: not every core listens yet\n"),
+            Stage::Draining => unready("leaving: still serving, for shutdown.drain_ms\n"),
+            Stage::Closing => unready("leaving: listeners are closed\n"),
         },
         "/v1/status" => reply(StatusCode::OK, JSON, status::page(process)),
         _ => reply(StatusCode::NOT_FOUND, TEXT, PATHS.into()),
     }
+}
+
+fn unready(why: &str) -> Response<Full<Bytes>> {
+    reply(StatusCode::SERVICE_UNAVAILABLE, TEXT, why.into())
 }
 
 fn reply(status: StatusCode, content_type: &'static str, body: String) -> Response<Full<Bytes>> {

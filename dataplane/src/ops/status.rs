@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::{control::EXAMPLE_NAME, server::Process};
+use crate::{control, server::Process};
 
 /// The page.
 pub(super) fn page(process: &Process) -> String {
@@ -19,13 +19,14 @@ pub(super) fn page(process: &Process) -> String {
                 "connections": process.placement.connections(core),
                 "checks": counters.checks.value(),
                 "denied": counters.denied.value(),
+                "unruled": counters.unruled.value(),
             })
         })
         .collect();
     let sum = |read: fn(&crate::metrics::counters::CoreCounters) -> u64| -> u64 {
         process.counters.iter().map(|counters| read(counters)).sum()
     };
-    let source = process.settings.policy.as_deref().map_or(EXAMPLE_NAME.into(), |path| path.display().to_string());
+    let limits = &process.settings.limits;
     let status = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "stage": format!("{:?}", process.lifecycle.stage()).to_lowercase(),
@@ -34,16 +35,23 @@ pub(super) fn page(process: &Process) -> String {
         "resp": process.resp_address.to_string(),
         "ops": process.ops_address.to_string(),
         "unix": process.settings.resp.listen_unix,
-        "connections_max": process.settings.limits.connections_max,
+        "started_unix_ms": process.clock.started_unix_ms(),
+        "process_id": std::process::id(),
         "cores": cores,
         "policy": {
             "version": loaded.policy.version,
-            "source": source,
+            "source": control::source_name(process.settings.policy.as_deref()),
             "rules": loaded.policy.rules.len(),
             "overrides": loaded.policy.overrides.len(),
             "reloads_applied": process.reloads.applied.load(std::sync::atomic::Ordering::Relaxed),
             "reloads_refused": process.reloads.refused.load(std::sync::atomic::Ordering::Relaxed),
             "last_refusal": process.reloads.last_refusal.load().as_deref(),
+        },
+        "limits": {
+            "connections_max": limits.connections_max,
+            "rules_max": limits.rules_max,
+            "idle_timeout_ms": limits.idle_timeout_ms,
+            "stall_timeout_ms": limits.stall_timeout_ms,
         },
         "buckets": {
             "capacity": process.table.capacity(),

@@ -72,93 +72,100 @@ pub type Args<'a> = SmallVec<[&'a [u8]; 16]>;
 /// Reads requests from the front of a buffer.
 #[derive(Clone, Copy)]
 pub struct Cursor<'a> {
-    buf: &'a [u8],
-    pos: usize,
+    rest: &'a [u8],
+    len: usize,
 }
 
 impl<'a> Cursor<'a> {
     /// Starts at the front.
+    #[inline(always)]
     pub fn new(buf: &'a [u8]) -> Self {
-        Self { buf, pos: 0 }
+        Self { rest: buf, len: buf.len() }
     }
 
     /// Bytes read so far.
     #[inline(always)]
     pub fn consumed(&self) -> usize {
-        self.pos
+        self.len - self.rest.len()
     }
 
     /// The next byte, unread.
     #[inline(always)]
     pub fn peek(&self) -> Option<u8> {
-        self.buf.get(self.pos).copied()
+        self.rest.first().copied()
     }
 
     /// An array's header: how many words follow. 0 and less mean an empty request, which is skipped.
     #[inline(always)]
     pub fn array(&mut self, limits: &RequestLimits) -> Step<usize> {
-        match self.header(ProtocolError::ArrayLength) {
-            Ok(Some(count)) => match usize::try_from(count) {
-                Ok(count) if count > limits.args_max => Err(ProtocolError::TooManyArgs(limits.args_max)),
-                Ok(count) => Ok(Some(count)),
-                Err(_) => Ok(Some(0)),
+        // One digit is by far the most frequent.
+        let count = match self.rest {
+            [b'*', digit @ b'0'..=b'9', b'\r', b'\n', rest @ ..] => {
+                self.rest = rest;
+                i64::from(digit - b'0')
+            }
+            _ => match self.long_header(ProtocolError::ArrayLength)? {
+                Some(count) => count,
+                None => return Ok(None),
             },
-            Ok(None) => Ok(None),
-            Err(error) => Err(error),
+        };
+        match usize::try_from(count) {
+            Ok(count) if count > limits.args_max => Err(ProtocolError::TooManyArgs(limits.args_max)),
+            Ok(count) => Ok(Some(count)),
+            Err(_) => Ok(Some(0)),
         }
     }
 
     /// One bulk string.
     #[inline(always)]
     pub fn bulk(&mut self, limits: &RequestLimits) -> Step<&'a [u8]> {
+        // A length of one or two digits, and the string with its end: all that the hot path meets. No setting of
+        // `arg_bytes_max` is below 64, but a length of two digits may be above that.
+        let (len, tail) = match self.rest {
+            [b'$', digit @ b'0'..=b'9', b'\r', b'\n', tail @ ..] => (usize::from(digit - b'0'), tail),
+            [b'$', tens @ b'0'..=b'9', ones @ b'0'..=b'9', b'\r', b'\n', tail @ ..] => {
+                (usize::from(tens - b'0') * 10 + usize::from(ones - b'0'), tail)
+            }
+            _ => return self.long_bulk(limits),
+        };
+        if let Some((word, [b'\r', b'\n', rest @ ..])) = tail.split_at_checked(len)
+            && len <= limits.arg_bytes_max
+        {
+            self.rest = rest;
+            return Ok(Some(word));
+        }
+        self.long_bulk(limits)
+    }
+
+    /// A bulk string of any length, complete or not.
+    #[cold]
+    #[inline(never)]
+    fn long_bulk(&mut self, limits: &RequestLimits) -> Step<&'a [u8]> {
         match self.peek() {
             Some(b'$') => {}
             Some(other) => return Err(ProtocolError::NotABulkString(other)),
             None => return Ok(None),
         }
-        let Some(len) = self.header(ProtocolError::BulkLength)? else {
-            return Ok(None);
-        };
-        let Ok(len) = usize::try_from(len) else {
-            return Err(ProtocolError::BulkLength);
-        };
+        let Some(len) = self.long_header(ProtocolError::BulkLength)? else { return Ok(None) };
+        let Ok(len) = usize::try_from(len) else { return Err(ProtocolError::BulkLength) };
         if len > limits.arg_bytes_max {
             return Err(ProtocolError::ArgTooLong(limits.arg_bytes_max));
         }
-        let rest = &self.buf[self.pos..];
-        let Some((word, end)) = rest.split_at_checked(len) else {
-            return Ok(None);
-        };
-        match end.first_chunk::<2>() {
-            Some(b"\r\n") => {
-                self.pos += len + 2;
+        let Some((word, end)) = self.rest.split_at_checked(len) else { return Ok(None) };
+        match end {
+            [b'\r', b'\n', rest @ ..] => {
+                self.rest = rest;
                 Ok(Some(word))
             }
-            Some(_) => Err(ProtocolError::BulkEnd),
-            None if end.first().is_none_or(|&byte| byte == b'\r') => Ok(None),
-            None => Err(ProtocolError::BulkEnd),
+            [] | [b'\r'] => Ok(None),
+            _ => Err(ProtocolError::BulkEnd),
         }
     }
 
     /// The number between a marker and CRLF.
-    #[inline(always)]
-    fn header(&mut self, error: ProtocolError) -> Step<i64> {
-        // One digit is by far the most frequent.
-        if let Some([_, digit @ b'0'..=b'9', b'\r', b'\n']) = self.buf[self.pos..].first_chunk::<4>() {
-            self.pos += 4;
-            return Ok(Some(i64::from(digit - b'0')));
-        }
-        if let Some([_, tens @ b'0'..=b'9', ones @ b'0'..=b'9', b'\r', b'\n']) = self.buf[self.pos..].first_chunk::<5>()
-        {
-            self.pos += 5;
-            return Ok(Some(i64::from(tens - b'0') * 10 + i64::from(ones - b'0')));
-        }
-        self.long_header(error)
-    }
-
     #[inline(never)]
     fn long_header(&mut self, error: ProtocolError) -> Step<i64> {
-        let rest = &self.buf[self.pos + 1..];
+        let rest = &self.rest[1..];
         let negative = rest.first() == Some(&b'-');
         let digits = &rest[usize::from(negative)..];
         let mut value = 0i64;
@@ -168,7 +175,7 @@ impl<'a> Cursor<'a> {
                 b'\r' if at > 0 => {
                     return match digits.get(at + 1) {
                         Some(b'\n') => {
-                            self.pos += 1 + usize::from(negative) + at + 2;
+                            self.rest = &digits[at + 2..];
                             Ok(Some(if negative { -value } else { value }))
                         }
                         Some(_) => Err(error),
@@ -194,7 +201,7 @@ impl<'a> Cursor<'a> {
 
     /// A line of words: what people type into a terminal.
     pub fn inline(&mut self, limits: &RequestLimits, args: &mut Args<'a>) -> Step<()> {
-        let rest = &self.buf[self.pos..];
+        let rest = self.rest;
         let Some(end) = memchr(b'\n', rest) else {
             return if rest.len() > INLINE_BYTES_MAX { Err(ProtocolError::InlineTooLong) } else { Ok(None) };
         };
@@ -211,7 +218,7 @@ impl<'a> Cursor<'a> {
             }
             args.push(word);
         }
-        self.pos += end + 1;
+        self.rest = &rest[end + 1..];
         Ok(Some(()))
     }
 }

@@ -2,64 +2,138 @@
 
 use crate::{
     decision::{Answer, Verdict},
-    limits::CHECK_REPLY_BYTES_MAX,
+    limits::CHECK_HEAD_BYTES_MAX,
 };
 
+/// Bytes that are copied as one block, whatever their number: the copy is a few wide moves and no call.
+const BLOCK_BYTES: usize = 64;
+
 /// The last part of a check's reply: the rule's name as a bulk string. Made once per policy.
-pub fn rule_tail(name: &str) -> Box<[u8]> {
-    format!("${}\r\n{name}\r\n", name.len()).into_bytes().into()
+#[derive(Debug)]
+pub struct RuleTail {
+    /// The bytes, where they fit; the rest is never shown.
+    block: [u8; BLOCK_BYTES],
+    len: usize,
+    /// The bytes, where they do not.
+    long: Box<[u8]>,
 }
 
-/// The tail where no rule decided: an empty name.
-pub const NO_RULE_TAIL: &[u8] = b"$0\r\n\r\n";
+impl RuleTail {
+    /// The tail for a rule's name; an empty name where no rule decided.
+    pub fn new(name: &str) -> Self {
+        let bytes = format!("${}\r\n{name}\r\n", name.len()).into_bytes();
+        let mut block = [0; BLOCK_BYTES];
+        if bytes.len() <= BLOCK_BYTES {
+            block[..bytes.len()].copy_from_slice(&bytes);
+            return Self { block, len: bytes.len(), long: [].into() };
+        }
+        Self { block, len: bytes.len(), long: bytes.into() }
+    }
 
-/// A reply under construction on the stack, so that the output buffer is touched once per reply.
+    #[inline(always)]
+    fn append(&self, out: &mut Vec<u8>) {
+        if self.len <= BLOCK_BYTES {
+            append_block(&self.block, self.len, out);
+        } else {
+            out.extend_from_slice(&self.long);
+        }
+    }
+}
+
+/// Appends the first `len` bytes of a block.
+#[inline(always)]
+fn append_block(block: &[u8; BLOCK_BYTES], len: usize, out: &mut Vec<u8>) {
+    let end = out.len() + len;
+    out.extend_from_slice(block);
+    out.truncate(end);
+}
+
+/// A reply's integers under construction on the stack, so that the output buffer is touched once.
 struct Scratch {
-    bytes: [u8; CHECK_REPLY_BYTES_MAX],
+    bytes: [u8; CHECK_HEAD_BYTES_MAX],
     len: usize,
 }
 
 impl Scratch {
     #[inline(always)]
-    fn new(head: &[u8]) -> Self {
-        let mut scratch = Self { bytes: [0; CHECK_REPLY_BYTES_MAX], len: 0 };
-        scratch.push(head);
+    fn new<const N: usize>(head: [u8; N]) -> Self {
+        let mut scratch = Self { bytes: [0; CHECK_HEAD_BYTES_MAX], len: 0 };
+        scratch.put(head, N);
         scratch
     }
 
+    /// Writes all of `bytes` and counts the first `len` of them.
     #[inline(always)]
-    fn push(&mut self, bytes: &[u8]) {
-        self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
-        self.len += bytes.len();
+    fn put<const N: usize>(&mut self, bytes: [u8; N], len: usize) {
+        self.bytes[self.len..self.len + N].copy_from_slice(&bytes);
+        self.len += len;
     }
 
     #[inline(always)]
     fn integer(&mut self, value: i64) {
-        if (0..10).contains(&value) {
-            // In 0..10, so the digit fits.
-            self.push(&[b':', b'0' + value as u8, b'\r', b'\n']);
+        match u32::try_from(value) {
+            Ok(small @ 0..10) => self.put([b':', b'0' + small as u8, b'\r', b'\n'], 4),
+            Ok(small @ 10..100_000_000) => {
+                let digits = eight_digits(small);
+                // Little endian: the first digit is the lowest byte, and leading zeros are trailing ones.
+                let zeros = digits.trailing_zeros() / 8;
+                self.put([b':'], 1);
+                self.put(((digits | 0x3030_3030_3030_3030) >> (8 * zeros)).to_le_bytes(), 8 - zeros as usize);
+                self.put(*b"\r\n", 2);
+            }
+            _ => self.long_integer(value),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn long_integer(&mut self, value: i64) {
+        let mut buffer = itoa::Buffer::new();
+        let text = buffer.format(value).as_bytes();
+        self.put([b':'], 1);
+        self.bytes[self.len..self.len + text.len()].copy_from_slice(text);
+        self.len += text.len();
+        self.put(*b"\r\n", 2);
+    }
+
+    #[inline(always)]
+    fn append(&self, out: &mut Vec<u8>) {
+        if let Some(block) = self.bytes.first_chunk()
+            && self.len <= BLOCK_BYTES
+        {
+            append_block(block, self.len, out);
         } else {
-            self.push(b":");
-            self.push(itoa::Buffer::new().format(value).as_bytes());
-            self.push(b"\r\n");
+            out.extend_from_slice(&self.bytes[..self.len]);
         }
     }
 }
 
+/// The eight decimal digits of a number below 100,000,000, one per byte, the first in the lowest.
+///
+/// Splits four-digit halves into two-digit quarters and those into digits, all lanes at once; the multiplications by
+/// 10486 / 2^20 and 103 / 2^10 are divisions by 100 and 10, exact for the lanes' ranges.
+#[inline(always)]
+fn eight_digits(number: u32) -> u64 {
+    let halves = u64::from(number / 10_000) | u64::from(number % 10_000) << 32;
+    let hundreds = ((halves * 10_486) >> 20) & 0x0000_007F_0000_007F;
+    let pairs = hundreds | (halves - 100 * hundreds) << 16;
+    let tens = ((pairs * 103) >> 10) & 0x000F_000F_000F_000F;
+    tens | (pairs - 10 * tens) << 8
+}
+
 /// CHECK: `allowed(1/0), limit, remaining, retry_after_ms, reset_after_ms, rule`.
 #[inline(always)]
-pub fn check(verdict: &Verdict, rule_tail: &[u8], out: &mut Vec<u8>) {
-    let head: &[u8] = match verdict.answer {
-        Answer::Allow => b"*6\r\n:1\r\n",
-        Answer::Deny => b"*6\r\n:0\r\n",
-    };
-    let mut scratch = Scratch::new(head);
+pub fn check(verdict: &Verdict, rule_tail: &RuleTail, out: &mut Vec<u8>) {
+    let mut scratch = Scratch::new(match verdict.answer {
+        Answer::Allow => *b"*6\r\n:1\r\n",
+        Answer::Deny => *b"*6\r\n:0\r\n",
+    });
     scratch.integer(verdict.limit);
     scratch.integer(verdict.remaining);
     scratch.integer(verdict.retry_after_ms);
     scratch.integer(verdict.reset_after_ms);
-    scratch.push(rule_tail);
-    out.extend_from_slice(&scratch.bytes[..scratch.len]);
+    scratch.append(out);
+    rule_tail.append(out);
 }
 
 /// CL.THROTTLE, as redis-cell: `limited(0/1), max_burst + 1, remaining, retry_after_s or -1, reset_after_s`.
@@ -86,11 +160,11 @@ fn seconds(ms: i64) -> i64 {
 }
 
 fn integers(values: [i64; 5], out: &mut Vec<u8>) {
-    let mut scratch = Scratch::new(b"*5\r\n");
+    let mut scratch = Scratch::new(*b"*5\r\n");
     for value in values {
         scratch.integer(value);
     }
-    out.extend_from_slice(&scratch.bytes[..scratch.len]);
+    scratch.append(out);
 }
 
 /// `+text`. The text must hold no line break.
@@ -167,8 +241,20 @@ mod tests {
             rule: Some(0),
         };
         let mut out = Vec::new();
-        check(&verdict, &rule_tail(&name), &mut out);
-        assert!(out.len() <= CHECK_REPLY_BYTES_MAX, "{}", out.len());
+        check(&verdict, &RuleTail::new(&name), &mut out);
+        integers([i64::MIN; 5], &mut out);
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.starts_with("*6\r\n:0\r\n:-9223372036854775808\r\n") && text.contains(&name));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn integers_are_written_as_they_are(value in proptest::prelude::prop_oneof![0i64..200, 0i64..1 << 40, proptest::prelude::any::<i64>()]) {
+            let mut scratch = Scratch::new([]);
+            scratch.integer(value);
+            let text = std::str::from_utf8(&scratch.bytes[..scratch.len]).unwrap();
+            proptest::prop_assert_eq!(text, format!(":{value}\r\n"));
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{
     CompiledOverride, CompiledRule, Condition, Grant, Lookup, Matcher, Snapshot, exact_key, fold, index::Index,
-    names::NameTable, prefix_key, star_salt,
+    names::NameTable, prefix_key, share, star_salt,
 };
 use crate::{
     model::{Allowance, Mode, Override, Pattern, Policy, Rule},
@@ -179,7 +179,9 @@ fn compile_override(over: &Override, rule: Option<u32>) -> Result<CompiledOverri
 }
 
 fn override_key(salt: u64, identity: &[String], seed: u64) -> u64 {
-    identity.iter().fold(salt, |key, value| fold(key, xxh3_64_with_seed(value.as_bytes(), seed)))
+    identity.iter().enumerate().fold(salt, |key, (position, value)| {
+        key.wrapping_add(share(position, xxh3_64_with_seed(value.as_bytes(), seed)))
+    })
 }
 
 /// The condition that a rule hangs on, in the order of preference where equally many rules share it.
@@ -232,8 +234,15 @@ fn hang(rules: &[CompiledRule], names: &NameTable, seed: u64) -> (Box<[Lookup]>,
         }
     }
     for ((lookup, present), prefix_lens) in lookups.iter_mut().zip(present).zip(prefix_lens) {
+        lookup.others = !present.is_empty() || !prefix_lens.is_empty();
         lookup.present = present.into();
         lookup.prefix_lens = prefix_lens.into_iter().collect();
+    }
+    for &name in live().flat_map(|(_, rule)| &rule.per) {
+        lookups[usize::from(name)].hashed = true;
+    }
+    for lookup in &mut lookups {
+        lookup.hashed |= lookup.exact;
     }
     (lookups.into(), unconditional.into(), Index::new(pairs))
 }

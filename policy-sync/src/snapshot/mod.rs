@@ -54,6 +54,10 @@ struct Lookup {
     salt: u64,
     /// Whether any rule hangs on an exact value.
     exact: bool,
+    /// Whether the value's hash is ever asked for.
+    hashed: bool,
+    /// Whether any rule hangs on a prefix, or on the attribute being there.
+    others: bool,
     /// The distinct lengths of the prefixes that rules hang on, ascending.
     prefix_lens: Box<[u32]>,
     /// Rules that hang on the attribute being there.
@@ -167,9 +171,6 @@ impl Applied {
     pub const NO_OVERRIDE: u32 = u32::MAX;
 }
 
-/// The rules that apply to one request, in the policy's order.
-pub type AppliedRules = SmallVec<[Applied; 8]>;
-
 impl<'a> Attributes<'a> {
     /// Forgets the last request.
     #[inline(always)]
@@ -195,13 +196,29 @@ impl<'a> Attributes<'a> {
             return Err(AttributesError::Duplicate);
         }
         self.seen[word] |= bit;
-        self.known.push(Attribute { name, hash: xxh3_64_with_seed(value, snapshot.seed), value });
+        let hashed = snapshot.lookups[usize::from(name)].hashed;
+        let hash = if hashed { xxh3_64_with_seed(value, snapshot.seed) } else { 0 };
+        self.known.push(Attribute { name, hash, value });
         Ok(true)
     }
 
     #[inline(always)]
-    fn find(&self, name: NameId) -> Option<&Attribute<'a>> {
-        self.known.iter().find(|attribute| attribute.name == name)
+    fn view(&self) -> Known<'_, 'a> {
+        Known { list: &self.known, total: self.total }
+    }
+}
+
+/// The attributes as the search sees them: looked up by number, of which a request has a handful.
+#[derive(Clone, Copy)]
+struct Known<'v, 'a> {
+    list: &'v [Attribute<'a>],
+    total: usize,
+}
+
+impl<'v, 'a> Known<'v, 'a> {
+    #[inline(always)]
+    fn find(self, name: NameId) -> Option<&'v Attribute<'a>> {
+        self.list.iter().find(|attribute| attribute.name == name)
     }
 }
 
@@ -232,73 +249,50 @@ impl Snapshot {
         }
     }
 
-    /// Finds the rules that apply, in the policy's order: matched, not off, inside the rollout, overrides resolved.
+    /// Appends the rules that apply, in the policy's order: matched, not off, inside the rollout, overrides resolved.
     ///
     /// `scratch` carries its capacity from call to call.
     ///
     /// # Errors
     ///
-    /// [`AttributesError::TooManyRules`]; `applied` is then incomplete.
+    /// [`AttributesError::TooManyRules`]; `applied` is then as before.
     #[inline]
     pub fn applying(
         &self,
         attributes: &Attributes<'_>,
         unix_ms: i64,
         scratch: &mut Vec<u8>,
-        applied: &mut AppliedRules,
+        applied: &mut Vec<Applied>,
     ) -> Result<(), AttributesError> {
-        applied.clear();
-        let mut candidates = |rules: &[u32]| -> Result<(), AttributesError> {
-            for &rule in rules {
-                if self.applies(rule, attributes, scratch) {
-                    if applied.len() == RULES_PER_CHECK_MAX {
-                        return Err(AttributesError::TooManyRules);
-                    }
-                    applied.push(self.resolve(rule, attributes, unix_ms));
-                }
-            }
-            Ok(())
-        };
-        for attribute in &attributes.known {
+        let start = applied.len();
+        let mut search = Search { snapshot: self, known: attributes.view(), unix_ms, scratch, applied };
+        for attribute in search.known.list {
             let lookup = &self.lookups[usize::from(attribute.name)];
             if lookup.exact {
-                candidates(self.index.find(exact_key(lookup.salt, attribute.hash)))?;
+                search.verify(self.index.find(exact_key(lookup.salt, attribute.hash)));
             }
-            for &len in &lookup.prefix_lens {
-                let Some(prefix) = attribute.value.get(..len as usize) else {
-                    break;
-                };
-                candidates(self.index.find(prefix_key(lookup.salt, xxh3_64_with_seed(prefix, self.seed))))?;
-            }
-            candidates(&lookup.present)?;
-        }
-        candidates(&self.unconditional)?;
-        if applied.len() > 1 {
-            sort_by_rule(applied);
-        }
-        Ok(())
-    }
-
-    #[inline]
-    fn applies(&self, rule: u32, attributes: &Attributes<'_>, scratch: &mut Vec<u8>) -> bool {
-        let rule = &self.rules[rule as usize];
-        for matcher in &rule.matchers {
-            match attributes.find(matcher.name) {
-                Some(attribute) if matcher.condition.holds(attribute.value) => {}
-                _ => return false,
+            if lookup.others {
+                search.beyond_exact(lookup, attribute);
             }
         }
-        if rule.per.iter().any(|&name| attributes.find(name).is_none()) {
-            return false;
+        if !self.unconditional.is_empty() {
+            search.verify(&self.unconditional);
         }
-        if rule.match_all && attributes.total != rule.mentioned() {
-            return false;
+        match applied.len() - start {
+            0 | 1 => Ok(()),
+            found if found <= RULES_PER_CHECK_MAX => {
+                sort_by_rule(&mut applied[start..]);
+                Ok(())
+            }
+            _ => {
+                applied.truncate(start);
+                Err(AttributesError::TooManyRules)
+            }
         }
-        rule.rollout_bp == ROLLOUT_BP_ALL || self.rollout_point(rule, attributes, scratch) < rule.rollout_bp
     }
 
     #[inline(never)]
-    fn rollout_point(&self, rule: &CompiledRule, attributes: &Attributes<'_>, scratch: &mut Vec<u8>) -> u16 {
+    fn rollout_point(&self, rule: &CompiledRule, attributes: Known<'_, '_>, scratch: &mut Vec<u8>) -> u16 {
         identity::rollout_point(&rule.name, self.identity(rule, attributes), scratch)
     }
 
@@ -306,31 +300,21 @@ impl Snapshot {
     fn identity<'b>(
         &'b self,
         rule: &'b CompiledRule,
-        attributes: &'b Attributes<'_>,
+        attributes: Known<'b, 'b>,
     ) -> impl Iterator<Item = (&'b str, &'b [u8])> + 'b {
-        rule.per_sorted.iter().filter_map(|&position| {
+        rule.per_sorted.iter().filter_map(move |&position| {
             let name = rule.per[usize::from(position)];
             attributes.find(name).map(|attribute| (self.names.name(name), attribute.value))
         })
     }
 
-    #[inline]
-    fn resolve(&self, index: u32, attributes: &Attributes<'_>, unix_ms: i64) -> Applied {
-        let rule = &self.rules[index as usize];
-        let override_index = if rule.has_overrides || rule.has_star_overrides {
-            self.find_override(index, attributes, unix_ms).unwrap_or(Applied::NO_OVERRIDE)
-        } else {
-            Applied::NO_OVERRIDE
-        };
-        Applied { rule: index, override_index, key: identity_key(rule.key_salt, rule, attributes) }
-    }
-
     /// The override in force for the identity: the rule's own before one for every rule.
     #[inline(never)]
-    fn find_override(&self, index: u32, attributes: &Attributes<'_>, unix_ms: i64) -> Option<u32> {
+    fn find_override(&self, index: u32, attributes: Known<'_, '_>, unix_ms: i64) -> Option<u32> {
         let rule = &self.rules[index as usize];
         let find = |salt, wanted: Option<u32>| {
-            let found = self.override_index.find(identity_key(salt, rule, attributes));
+            let key = identity_key(salt, rule, attributes);
+            let found = self.override_index.find(key);
             found.iter().copied().find(|&candidate| {
                 let candidate = &self.overrides[candidate as usize];
                 candidate.rule == wanted
@@ -343,6 +327,71 @@ impl Snapshot {
         };
         let own = if rule.has_overrides { find(rule.override_salt, Some(index)) } else { None };
         own.or_else(|| if rule.has_star_overrides { find(star_salt(self.seed), None) } else { None })
+    }
+}
+
+/// One request's search for the rules that apply.
+struct Search<'s, 'v, 'a, 'o> {
+    snapshot: &'s Snapshot,
+    known: Known<'v, 'a>,
+    unix_ms: i64,
+    scratch: &'o mut Vec<u8>,
+    applied: &'o mut Vec<Applied>,
+}
+
+impl Search<'_, '_, '_, '_> {
+    /// Adds those of the candidates that apply.
+    #[inline(always)]
+    fn verify(&mut self, candidates: &[u32]) {
+        for &index in candidates {
+            let rule = &self.snapshot.rules[index as usize];
+            if let Some(key) = self.key_if_applies(rule) {
+                let overridden = rule.has_overrides || rule.has_star_overrides;
+                let found = if overridden { self.find_override(index) } else { None };
+                let override_index = found.unwrap_or(Applied::NO_OVERRIDE);
+                self.applied.push(Applied { rule: index, override_index, key });
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn find_override(&self, index: u32) -> Option<u32> {
+        self.snapshot.find_override(index, self.known, self.unix_ms)
+    }
+
+    /// The candidates that hang on prefixes of the value, and on the attribute being there.
+    #[inline(never)]
+    fn beyond_exact(&mut self, lookup: &Lookup, attribute: &Attribute<'_>) {
+        for &len in &lookup.prefix_lens {
+            let Some(prefix) = attribute.value.get(..len as usize) else { break };
+            let key = prefix_key(lookup.salt, xxh3_64_with_seed(prefix, self.snapshot.seed));
+            self.verify(self.snapshot.index.find(key));
+        }
+        self.verify(&lookup.present);
+    }
+
+    /// The bucket's key, if the rule applies.
+    #[inline(always)]
+    fn key_if_applies(&mut self, rule: &CompiledRule) -> Option<u64> {
+        for matcher in &rule.matchers {
+            if !matcher.condition.holds(self.known.find(matcher.name)?.value) {
+                return None;
+            }
+        }
+        let mut key = rule.key_salt;
+        for (position, &name) in rule.per.iter().enumerate() {
+            key = key.wrapping_add(share(position, self.known.find(name)?.hash));
+        }
+        let whole = !rule.match_all && rule.rollout_bp == ROLLOUT_BP_ALL;
+        (whole || self.inside(rule)).then_some(key)
+    }
+
+    /// The conditions that few rules have.
+    #[inline(never)]
+    fn inside(&mut self, rule: &CompiledRule) -> bool {
+        (!rule.match_all || self.known.total == rule.mentioned())
+            && (rule.rollout_bp == ROLLOUT_BP_ALL
+                || self.snapshot.rollout_point(rule, self.known, self.scratch) < rule.rollout_bp)
     }
 }
 
@@ -380,15 +429,19 @@ fn star_salt(seed: u64) -> u64 {
     xxh3_64_with_seed(b"*", seed ^ 0x6F76_6572_7269_6465)
 }
 
-/// Folds the hashes of a rule's `per` values into one key, in the order of `per`.
+/// The key of a rule's identity: a salt, and a share for each `per` value that depends on its position.
 #[inline(always)]
-fn identity_key(salt: u64, rule: &CompiledRule, attributes: &Attributes<'_>) -> u64 {
-    let mut key = salt;
-    for &name in &rule.per {
-        // `applies` has seen every `per` attribute before anybody asks for a key.
-        key = fold(key, attributes.find(name).map_or(0, |attribute| attribute.hash));
-    }
-    key
+fn identity_key(salt: u64, rule: &CompiledRule, attributes: Known<'_, '_>) -> u64 {
+    rule.per.iter().enumerate().fold(salt, |key, (position, &name)| {
+        // A rule that applies has every `per` attribute.
+        key.wrapping_add(share(position, attributes.find(name).map_or(0, |attribute| attribute.hash)))
+    })
+}
+
+/// What one value adds to an identity's key. A sum of these is as good as a chain, and a part of it can be kept.
+#[inline(always)]
+fn share(position: usize, hash: u64) -> u64 {
+    fold((position as u64 + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93), hash)
 }
 
 /// The high and the low half of a 128-bit product, as in wyhash and xxh3's short inputs.

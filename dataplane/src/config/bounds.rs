@@ -1,0 +1,141 @@
+//! Which values make sense: every bound of a setting, in one place.
+
+use std::{fmt::Display, ops::RangeInclusive};
+
+use tracing_subscriber::EnvFilter;
+
+use super::{Cores, Settings};
+use crate::limits::CORES_MAX;
+
+/// Bytes of a request beside its longest word: the other words and the framing.
+const REQUEST_BYTES_BESIDE_WORD: usize = 64;
+/// The longest duration of a setting: a day.
+const DURATION_MS_MAX: u64 = 24 * 3600 * 1000;
+
+/// A value out of its bounds.
+pub(super) struct Violation {
+    /// The setting.
+    pub(super) setting: &'static str,
+    /// What it must be, and what it is.
+    pub(super) message: String,
+}
+
+/// All values of these settings that are out of their bounds.
+pub(super) fn violations(settings: &Settings) -> Vec<Violation> {
+    let mut found = Violations(Vec::new());
+    found.cores(&settings.cores);
+    found.resp(&settings.resp);
+    let limits = &settings.limits;
+    found.within("limits.connections_max", limits.connections_max, 1..=1_000_000);
+    found.within("limits.buckets", limits.buckets, 1024..=1 << 32);
+    found.within("limits.rules_max", limits.rules_max, 1..=policy_sync::model::RULES_MAX);
+    found.within("limits.idle_timeout_ms", limits.idle_timeout_ms, 0..=DURATION_MS_MAX);
+    found.within("limits.stall_timeout_ms", limits.stall_timeout_ms, 0..=DURATION_MS_MAX);
+    found.transport(&settings.transport);
+    found.within("ops.connections_max", settings.ops.connections_max, 1..=4096);
+    found.within("shutdown.drain_ms", settings.shutdown.drain_ms, 0..=DURATION_MS_MAX);
+    found.within("shutdown.grace_ms", settings.shutdown.grace_ms, 0..=DURATION_MS_MAX);
+    let level = &settings.log.level;
+    let rule = "off, error, warn, info, debug or trace, or target=level pairs such as \"warn,sluice=debug\"";
+    found.must(is_log_filter(level), "log.level", rule, &format!("{level:?}"));
+    found.0
+}
+
+/// Whether this says what to log: levels and `target=level` pairs, with commas between them. A bare word that is no level
+/// is refused: the log would take it for the name of a target, and fall silent.
+pub fn is_log_filter(text: &str) -> bool {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let is_level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
+    text.split(',').all(|part| part.contains('=') || is_level(part.trim())) && EnvFilter::try_new(text).is_ok()
+}
+
+struct Violations(Vec<Violation>);
+
+impl Violations {
+    fn must(&mut self, holds: bool, setting: &'static str, rule: &str, value: &dyn Display) {
+        if !holds {
+            self.0.push(Violation { setting, message: format!("must be {rule}, not {value}") });
+        }
+    }
+
+    fn within<T: PartialOrd + Display + Copy>(&mut self, setting: &'static str, value: T, bounds: RangeInclusive<T>) {
+        let rule = format!("from {} to {}", bounds.start(), bounds.end());
+        self.must(bounds.contains(&value), setting, &rule, &value);
+    }
+
+    fn cores(&mut self, cores: &Cores) {
+        match cores {
+            Cores::Count(count) => self.within("cores", *count, 0..=CORES_MAX),
+            Cores::List(list) => {
+                let rule = format!("a list of 1 to {CORES_MAX} cores");
+                self.must((1..=CORES_MAX).contains(&list.len()), "cores", &rule, &format!("{} cores", list.len()));
+            }
+        }
+    }
+
+    fn resp(&mut self, resp: &super::Resp) {
+        self.must(resp.unix_mode <= 0o777, "resp.unix_mode", "from 0o000 to 0o777", &format!("{:#o}", resp.unix_mode));
+        self.within("resp.args_max", resp.args_max, 8..=4096);
+        self.within("resp.arg_bytes_max", resp.arg_bytes_max, 64..=1 << 24);
+        let least = resp.arg_bytes_max.saturating_add(REQUEST_BYTES_BESIDE_WORD);
+        let rule = format!("at least {least}, which is resp.arg_bytes_max + {REQUEST_BYTES_BESIDE_WORD}");
+        self.must(resp.request_bytes_max >= least, "resp.request_bytes_max", &rule, &resp.request_bytes_max);
+        self.must(
+            resp.request_bytes_max <= 1 << 26,
+            "resp.request_bytes_max",
+            "at most 67108864",
+            &resp.request_bytes_max,
+        );
+        self.within("resp.output_backlog_bytes", resp.output_backlog_bytes, 4096..=1 << 30);
+    }
+
+    fn transport(&mut self, transport: &super::Transport) {
+        self.within("transport.busy_poll_us", transport.busy_poll_us, 0..=1_000_000);
+        let (buffers, bytes, entries) = (transport.ring_buffers, transport.ring_buffer_bytes, transport.ring_entries);
+        let holds = buffers.is_power_of_two() && (16..=32_768).contains(&buffers);
+        self.must(holds, "transport.ring_buffers", "a power of two from 16 to 32768", &buffers);
+        let holds = bytes.is_multiple_of(4096) && (4096..=1 << 20).contains(&bytes);
+        self.must(holds, "transport.ring_buffer_bytes", "a multiple of 4096 from 4096 to 1048576", &bytes);
+        let holds = entries.is_power_of_two() && (64..=32_768).contains(&entries);
+        self.must(holds, "transport.ring_entries", "a power of two from 64 to 32768", &entries);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_filter_names_levels() {
+        for right in ["info", "WARN", "warn,sluice=debug", "off", "sluice::ops=trace"] {
+            assert!(is_log_filter(right), "{right:?}");
+        }
+        for wrong in ["", "inof", "info,", "sluice=loud", "warn sluice"] {
+            assert!(!is_log_filter(wrong), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn every_bound_is_checked() {
+        let mut settings = Settings::default();
+        assert!(violations(&settings).is_empty());
+        settings.cores = Cores::List(vec![]);
+        settings.resp.request_bytes_max = settings.resp.arg_bytes_max;
+        settings.resp.unix_mode = 0o1777;
+        settings.limits.buckets = 0;
+        settings.transport.ring_buffers = 100;
+        settings.transport.ring_buffer_bytes = 5000;
+        settings.log.level = "loud".into();
+        let found: Vec<_> = violations(&settings).iter().map(|one| one.setting).collect();
+        let expected = [
+            "cores",
+            "resp.unix_mode",
+            "resp.request_bytes_max",
+            "limits.buckets",
+            "transport.ring_buffers",
+            "transport.ring_buffer_bytes",
+            "log.level",
+        ];
+        assert_eq!(found, expected);
+    }
+}

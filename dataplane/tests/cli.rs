@@ -1,0 +1,451 @@
+//! The command line as people and scripts meet it: the real binary, its exit codes, what it prints and where.
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that cannot go on must stop")]
+
+use std::{
+    collections::HashSet,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// How long anything may take. Only reached when something is broken.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const POLICY: &str = r#"
+[[rule]]
+name = "per-key"
+match = { path = "/a*" }
+per = ["key"]
+limit = { capacity = 2, refill = 1, period = "90s" }
+
+[[rule]]
+name = "off"
+mode = "off"
+per = ["key"]
+deny = true
+
+[[rule]]
+name = "part"
+mode = "shadow"
+per = ["key"]
+rollout_pct = 0.01
+limit = { capacity = 1, refill = 1, period = "1h" }
+
+[[override]]
+rule = "*"
+identity = ["big"]
+limit = { capacity = 50, refill = 50, period = "1m" }
+"#;
+
+/// The binary in an empty folder, without the settings of whoever runs the tests.
+fn sluice(folder: &TempDir, words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("SLUICE_")) {
+        command.env_remove(name);
+    }
+    command.current_dir(folder.path()).args(words).stdin(Stdio::null());
+    command
+}
+
+fn folder(files: &[(&str, &str)]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    folder
+}
+
+/// Exit code, standard output and standard error.
+fn run(folder: &TempDir, words: &[&str]) -> (i32, String, String) {
+    told(sluice(folder, words).output().unwrap())
+}
+
+fn told(output: Output) -> (i32, String, String) {
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn help_tells_what_there_is() {
+    let folder = folder(&[]);
+    let (code, out, _) = run(&folder, &["--help"]);
+    assert_eq!(code, 0);
+    let words = ["serve", "check-config", "explain", "Examples:", "Exit codes:", "SLUICE_POLICY", "--cpus", "SIGHUP"];
+    for word in words {
+        assert!(out.contains(word), "{word:?} in {out}");
+    }
+    for command in ["serve", "check-config", "explain"] {
+        assert_eq!(run(&folder, &[command, "--help"]).0, 0);
+    }
+    assert_eq!(run(&folder, &["--version"]).1, format!("sluice {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn what_cannot_be_meant_is_usage() {
+    let folder = folder(&[]);
+    for words in [
+        &["--nothing"][..],
+        &["--cores", "3-1"],
+        &["--cpus", "all"],
+        &["--listen-resp", "localhost"],
+        &["--log-level", "inof"],
+        &["check-config"],
+        &["explain"],
+        &["explain", "path"],
+        &["explain", "Path=/a"],
+        &["explain", "path=/a", "path=/b"],
+    ] {
+        let (code, out, error) = run(&folder, words);
+        assert_eq!((code, out.as_str()), (2, ""), "{words:?}");
+        assert!(error.starts_with("error: "), "{words:?}: {error}");
+    }
+}
+
+#[test]
+fn check_config_says_what_is_right() {
+    let folder = folder(&[
+        ("p.toml", POLICY),
+        ("c.toml", "policy = \"p.toml\"\n[limits]\nrules_max = 3\n"),
+        ("empty.toml", ""),
+        ("no-rules.toml", "policy = \"empty.toml\"\n"),
+        ("small.toml", "policy = \"p.toml\"\n[limits]\nrules_max = 2\n"),
+    ]);
+    let policy = "ok: p.toml is a policy file with 3 rules (1 in shadow, 1 off) and 1 override\n";
+    let nothing = String::new();
+    assert_eq!(run(&folder, &["check-config", "p.toml"]), (0, policy.into(), nothing.clone()));
+    let both = format!("ok: c.toml is a config file\n{policy}");
+    assert_eq!(run(&folder, &["check-config", "c.toml"]), (0, both, nothing.clone()));
+    assert_eq!(run(&folder, &["check-config", "empty.toml"]), (0, "ok: empty.toml is a config file\n".into(), nothing));
+    // A policy that would be refused at start is refused here.
+    let (code, _, error) = run(&folder, &["check-config", "no-rules.toml"]);
+    assert_eq!(code, 1);
+    assert!(error.starts_with("empty.toml: has no rules"), "{error}");
+    let (code, _, error) = run(&folder, &["check-config", "small.toml"]);
+    assert_eq!(code, 1);
+    assert!(error.contains("3 rules; the most is 2 (setting limits.rules_max)"), "{error}");
+}
+
+#[test]
+fn check_config_says_everything_that_is_wrong() {
+    let folder = folder(&[
+        ("c.toml", "policy = \"p.toml\"\ncores = -1\n[resp]\nlisen = 1\n"),
+        ("p.toml", "[[rule]]\nname = \"a\"\ncapacity = 1\n\n[[rule]]\nname = \"b\"\n"),
+        ("misspelt.toml", "[[rules]]\nname = \"a\"\n"),
+        ("mixed.toml", "cores = 1\n[[rule]]\nname = \"a\"\n"),
+        ("syntax.toml", "cores = \n"),
+    ]);
+    let (code, out, error) = run(&folder, &["check-config", "c.toml"]);
+    assert_eq!((code, out.as_str()), (1, ""));
+    let lines: Vec<_> = error.lines().collect();
+    for (at, begin) in [
+        (0, "c.toml:2: cores: "),
+        (1, "c.toml:4: resp.lisen: there is no such setting (did you mean `listen`?)"),
+        (2, "c.toml is a config file with 2 problems"),
+        (3, "p.toml:"),
+        (lines.len() - 1, "p.toml is a policy file with "),
+    ] {
+        assert!(lines[at].starts_with(begin), "{begin:?} in {error}");
+    }
+    let wrong = |file| {
+        let (code, _, error) = run(&folder, &["check-config", file]);
+        assert_eq!(code, 1);
+        error
+    };
+    assert!(wrong("misspelt.toml").contains("misspelt.toml is a policy file with 1 problem"));
+    assert!(wrong("mixed.toml").contains("mixed.toml:2: rule: there is no such setting (rules and overrides stand in"));
+    assert!(wrong("syntax.toml").starts_with("syntax.toml:1:"));
+    assert!(wrong("missing.toml").starts_with("missing.toml: cannot be read: "));
+}
+
+#[test]
+fn explain_tells_people() {
+    let folder = folder(&[("p.toml", POLICY), ("c.toml", "policy = \"p.toml\"\n")]);
+    let (code, out, _) = run(&folder, &["explain", "--policy", "p.toml", "path=/a/b", "key=x"]);
+    assert_eq!(code, 0);
+    let expected = "\
+RULE     MODE     APPLIES  WHY
+per-key  enforce  yes      key=x gets 2 at once, 1 each 90s
+off      off      no       the rule is off
+";
+    assert!(out.starts_with(expected), "{out}");
+    assert!(out.contains(" %, outside a rollout to 0.01 %\n"), "{out}");
+    assert!(out.ends_with("\n1 of 3 rules apply: the request passes while each has tokens for it\n"), "{out}");
+    let (_, out, _) = run(&folder, &["explain", "--config", "c.toml", "path=/b", "key=big"]);
+    assert!(out.contains("no       `path` is \"/b\", not \"/a*\""), "{out}");
+    let (_, out, _) = run(&folder, &["explain", "path=/v1/login", "method=POST", "key=ak_1"]);
+    assert!(out.contains("login-per-key     enforce  yes"), "the built-in policy: {out}");
+}
+
+#[test]
+fn explain_tells_programs() {
+    let folder = folder(&[("p.toml", POLICY)]);
+    let (_, out, _) = run(&folder, &["explain", "--json", "--policy", "p.toml", "path=/a", "key=big"]);
+    let page: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(page["policy"], "p.toml");
+    assert_eq!(page["attributes"]["key"], "big");
+    let [first, off, part] = page["rules"].as_array().unwrap().as_slice() else { panic!("{out}") };
+    assert_eq!((&first["applies"], &first["outcome"]), (&true.into(), &"applies".into()));
+    assert_eq!((&first["identity"], &first["overridden_by"]), (&"key=big".into(), &"*".into()));
+    assert_eq!(first["allowance"]["limit"]["capacity"], 50);
+    assert_eq!(first["rollout"]["covers_pct"], 100.0);
+    assert_eq!((&off["outcome"], &off["mode"]), (&"off".into(), &"off".into()));
+    assert_eq!(part["outcome"], "outside_rollout");
+    assert_eq!(part["rollout"]["covers_pct"], 0.01);
+}
+
+#[test]
+fn serve_refuses_what_is_wrong() {
+    let folder = folder(&[
+        ("c.toml", "[limits]\nbuckets = 1\nconnections_max = 0\n"),
+        ("p.toml", "[[rule]]\nname = \"a\"\n"),
+        ("empty", ""),
+        ("two", "a\nb\n"),
+        ("empty.toml", "[resp]\npassword_file = \"empty\"\n"),
+        ("two.toml", "[resp]\npassword_file = \"two\"\n"),
+    ]);
+    for (words, expected) in [
+        (["--config", "c.toml"], "c.toml:2: limits.buckets: must be from 1024 to 4294967296, not 1\nc.toml:3: "),
+        (["--config", "none.toml"], "none.toml: cannot be read: "),
+        (["--policy", "p.toml"], "p.toml:1: rule \"a\": "),
+        (["--policy", "none.toml"], "none.toml: "),
+        (["--policy", "empty"], "empty: has no rules, and would allow everything"),
+        (["--config", "empty.toml"], "resp.password_file empty: is empty"),
+        (["--config", "two.toml"], "resp.password_file two: has more than one line"),
+    ] {
+        let (code, out, error) = run(&folder, &words);
+        assert_eq!((code, out.as_str()), (1, ""), "{words:?}");
+        assert!(error.starts_with(expected), "{words:?}: {error}");
+    }
+}
+
+/// A running server. Killed when dropped.
+struct Server {
+    child: Child,
+    /// What it said when it began to serve.
+    said: String,
+}
+
+impl Server {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let said = lines.by_ref().take(4).map(|line| line.unwrap() + "\n").collect();
+        Self { child, said }
+    }
+
+    fn after(&self, words: &str) -> String {
+        let rest = self.said.split(words).nth(1).unwrap_or_else(|| panic!("{words:?} in {:?}", self.said));
+        rest.split([' ', ',', '\n']).next().unwrap().to_owned()
+    }
+
+    fn ask(&self, words: &[&str]) -> String {
+        let mut stream = connect(&self.after("RESP on "));
+        let request = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect::<String>();
+        write!(stream, "*{}\r\n{request}*1\r\n$4\r\nQUIT\r\n", words.len()).unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        reply
+    }
+
+    /// Head and body of what the ops port answers.
+    fn http(&self, request: &str) -> (String, String) {
+        let mut stream = connect(&self.after("http://"));
+        write!(stream, "{request} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.to_ascii_lowercase(), body.to_owned())
+    }
+
+    fn status(&self) -> Value {
+        serde_json::from_str(&self.http("GET /v1/status").1).unwrap()
+    }
+
+    /// Asks it to leave; returns its exit code.
+    fn leave(&mut self) -> Option<i32> {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", "TERM", &id]).status().unwrap().success());
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+        panic!("the server does not end");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn connect(address: &str) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+const ANYWHERE: [&str; 6] = ["--listen-resp", "127.0.0.1:0", "--listen-ops", "127.0.0.1:0", "--cores", "1"];
+
+#[test]
+fn it_serves_and_tells_where_and_leaves() {
+    let folder = folder(&[("p.toml", POLICY)]);
+    let mut server = Server::start(sluice(&folder, &[&ANYWHERE[..], &["--policy", "p.toml"]].concat()));
+    assert!(server.said.contains("\npolicy: p.toml, version 1 with 3 rules\n"), "{}", server.said);
+    let port = server.after("RESP on ").rsplit(':').next().unwrap().to_owned();
+    let line = format!("\ntry: redis-cli -p {port} CHECK path /v1/login method POST key ak_1\n");
+    assert!(server.said.contains(&line), "{}", server.said);
+    for allowed in [1, 1, 0] {
+        let reply = server.ask(&["CHECK", "path", "/a", "key", "x"]);
+        assert!(reply.starts_with(&format!("*6\r\n:{allowed}\r\n:2\r\n")), "{reply}");
+    }
+
+    assert!(server.http("GET /readyz").0.starts_with("http/1.1 200 "));
+    assert_eq!(server.http("GET /healthz").1, "ok\n");
+    assert_eq!(server.http("HEAD /healthz").1, "");
+    let (head, body) = server.http("GET /nothing");
+    assert!(head.starts_with("http/1.1 404 ") && body.contains("/metrics") && body.contains("/v1/status"));
+    let (head, _) = server.http("DELETE /metrics");
+    assert!(head.starts_with("http/1.1 405 ") && head.contains("\r\nallow: get, head"), "{head}");
+    let status = server.status();
+    assert_eq!((&status["stage"], &status["policy"]["source"]), (&"serving".into(), &"p.toml".into()));
+    assert_eq!((&status["cores"][0]["checks"], &status["cores"][0]["denied"]), (&3.into(), &1.into()));
+    assert_eq!(server.leave(), Some(0));
+}
+
+#[test]
+fn flags_win_over_the_environment_and_that_over_the_file() {
+    let config = "policy = \"file.toml\"\n[limits]\nconnections_max = 77\n[transport]\nkind = \"ring\"\n";
+    let folder = folder(&[("c.toml", config), ("env.toml", POLICY), ("flag.toml", POLICY), ("file.toml", POLICY)]);
+    let source = |words: &[&str], variables: &[(&str, &str)]| {
+        let mut command = sluice(&folder, &[&ANYWHERE[..], words].concat());
+        command.envs(variables.iter().copied());
+        let mut server = Server::start(command);
+        let status = server.status();
+        assert_eq!(server.leave(), Some(0));
+        let word = |value: &Value| value.as_str().unwrap().to_owned();
+        (word(&status["policy"]["source"]), word(&status["transport"]), status["limits"]["connections_max"].clone())
+    };
+    let everything = [("SLUICE_CONFIG", "c.toml"), ("SLUICE_POLICY", "env.toml"), ("SLUICE_TRANSPORT", "plain")];
+    let expected = |policy: &str, transport: &str| (policy.into(), transport.into(), 77.into());
+    assert_eq!(source(&["--config", "c.toml"], &[]), expected("file.toml", "ring"));
+    assert_eq!(source(&[], &everything), expected("env.toml", "plain"));
+    assert_eq!(source(&["--policy", "flag.toml"], &everything), expected("flag.toml", "plain"));
+    // The environment of serve is no obstacle to the other commands.
+    let mut check = sluice(&folder, &["check-config", "c.toml"]);
+    assert!(check.envs(everything).output().unwrap().status.success());
+}
+
+#[test]
+fn the_password_is_asked_for_and_never_shown() {
+    let config = "[resp]\npassword_file = \"password\"\n[log]\nlevel = \"trace\"\nformat = \"json\"\n";
+    let folder = folder(&[("c.toml", config), ("password", "s3cret word\n")]);
+    let log = std::fs::File::create(folder.path().join("log")).unwrap();
+    let mut command = sluice(&folder, &[&ANYWHERE[..], &["--config", "c.toml"]].concat());
+    let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let said: String = lines.by_ref().take(4).map(|line| line.unwrap() + "\n").collect();
+    let mut server = Server { child, said };
+    assert!(server.ask(&["CHECK", "key", "a"]).starts_with("-NOAUTH"));
+    assert!(server.ask(&["AUTH", "wrong"]).starts_with("-WRONGPASS"));
+    assert!(server.ask(&["AUTH", "s3cret word"]).starts_with("+OK"));
+    assert!(!server.http("GET /v1/status").1.contains("s3cret"));
+    assert_eq!(server.leave(), Some(0));
+    let log = read(&folder.path().join("log"));
+    assert!(!log.contains("s3cret"), "{log}");
+    assert!(log.contains("every user of this host can read the password file"), "{log}");
+    for line in log.lines() {
+        assert!(serde_json::from_str::<Value>(line).is_ok(), "every line of the log is JSON: {line}");
+    }
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn metrics_are_openmetrics() {
+    let folder = folder(&[("p.toml", POLICY)]);
+    let mut server = Server::start(sluice(&folder, &[&ANYWHERE[..], &["--policy", "p.toml"]].concat()));
+    for _ in 0..3 {
+        server.ask(&["CHECK", "path", "/a", "key", "x"]);
+    }
+    server.ask(&["CHECK", "path", "/other"]);
+    let (head, text) = server.http("GET /metrics");
+    let content_type = "content-type: application/openmetrics-text; version=1.0.0; charset=utf-8";
+    assert!(head.contains(content_type), "{head}");
+    check_openmetrics(&text);
+    for line in [
+        "sluice_checks_total{core=\"0\"} 4",
+        "sluice_checks_denied_total{core=\"0\"} 1",
+        "sluice_checks_unruled_total{core=\"0\"} 1",
+        "sluice_rule_checks_total{rule=\"per-key\",reason=\"allowed\"} 2",
+        "sluice_rule_checks_total{rule=\"per-key\",reason=\"denied\"} 1",
+        "sluice_connections_opened_total{core=\"0\"} 4",
+        "sluice_buckets_inserted_total 1",
+        "sluice_policy_version 1.0",
+        "# UNIT process_start_time_seconds seconds",
+    ] {
+        assert!(text.lines().any(|given| given == line), "{line:?} in {text}");
+    }
+    assert_eq!(server.leave(), Some(0));
+}
+
+/// What the format asks for, as far as a page of counters and gauges goes: each family has its lines together, help and
+/// type first; no sample comes twice; counters end in `_total`; and the page ends with `# EOF`.
+fn check_openmetrics(text: &str) {
+    let body = text.strip_suffix("# EOF\n").unwrap();
+    let (mut families, mut samples) = (HashSet::new(), HashSet::new());
+    let (mut family, mut kind) = ("", "");
+    for line in body.lines() {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            let (name, help) = rest.split_once(' ').unwrap();
+            assert!(families.insert(name), "{name} comes twice");
+            assert!(!help.is_empty());
+            (family, kind) = (name, "");
+        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, given) = rest.split_once(' ').unwrap();
+            assert!(name == family && ["counter", "gauge"].contains(&given), "{line}");
+            kind = given;
+        } else if let Some(rest) = line.strip_prefix("# UNIT ") {
+            let (name, unit) = rest.split_once(' ').unwrap();
+            assert!(name == family && name.ends_with(&format!("_{unit}")), "{line}");
+        } else {
+            let (series, value) = line.rsplit_once(' ').unwrap();
+            assert!(samples.insert(series), "{series} comes twice");
+            let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+            assert!(labels.ends_with('}') && !labels.contains(['\\', '\n']), "{line}");
+            let expected = if kind == "counter" { format!("{family}_total") } else { family.to_owned() };
+            assert!(!kind.is_empty() && name == expected, "{line}");
+            assert!(value.parse::<f64>().is_ok_and(|value| value >= 0.0), "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_slow_or_silent_client_of_the_ops_port_is_let_go() {
+    let folder = folder(&[("c.toml", "[ops]\nconnections_max = 2\n")]);
+    let mut server = Server::start(sluice(&folder, &[&ANYWHERE[..], &["--config", "c.toml"]].concat()));
+    let address = server.after("http://");
+    let mut held: Vec<_> = (0..2).map(|_| connect(&address)).collect();
+    held[0].write_all(b"GET /metrics HT").unwrap();
+    // Both slots are held. The next one is closed at once, whether before or after it could ask.
+    let mut third = connect(&address);
+    let _ = third.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n");
+    assert!(matches!(third.read(&mut [0; 16]), Ok(0) | Err(_)));
+    // But not for ever.
+    for stream in &mut held {
+        assert!(matches!(stream.read(&mut [0; 16]), Ok(0) | Err(_)));
+    }
+    assert_eq!(server.http("GET /healthz").1, "ok\n");
+    assert_eq!(server.leave(), Some(0));
+}
