@@ -1,5 +1,4 @@
-"""The measurements. Each returns its runs as data and a Markdown text, and works through `Setup`, so that quick and long
-runs differ in nothing but time."""
+"""The measurements. Each returns its runs as data and a Markdown text."""
 
 from __future__ import annotations
 
@@ -60,15 +59,28 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def described(run: Run) -> str:
+    return (
+        f"{run.subject:<20} depth {run.depth:<4}{run.checks_per_sec:>12,.0f}/s  p50 {run.p50_us:,.0f} µs  "
+        f"busy: load generator {run.load_busy:.0%}, others {run.others_busy:.0%}"
+    )
+
+
 def median_run(runs: list[Run]) -> Run:
     """The median of each figure by itself."""
-    values = {name: statistics.median(getattr(run, name) for run in runs) for name in Run.__dataclass_fields__ if name != "subject"}
+    values = {
+        name: statistics.median(getattr(run, name) for run in runs)
+        for name in Run.__dataclass_fields__
+        if name != "subject"
+    }
     return replace(runs[0], **values)
 
 
-def in_rounds(options: Options, subjects: list[Subject], each: Callable[[Running, Subject], list[Run]]) -> tuple[list[Run], list[str]]:
-    """Measures all subjects one after the other, several times over, so that a slow minute hits all alike. One server runs
-    at a time. Returns the runs, and what went wrong."""
+def in_rounds(
+    options: Options, subjects: list[Subject], each: Callable[[Running, Subject], list[Run]]
+) -> tuple[list[Run], list[str]]:
+    """Measures all subjects one after the other, several times over, so that a slow minute hits all alike. One server
+    runs at a time. Returns the runs, and what went wrong."""
     runs: list[Run] = []
     problems: dict[str, str] = {}
     for round_number in range(1, options.rounds + 1):
@@ -79,10 +91,7 @@ def in_rounds(options: Options, subjects: list[Subject], each: Callable[[Running
                 with started(subject, options.setup.binaries, options.setup.server_core, options.over_unix) as server:
                     for run in each(server, subject):
                         runs.append(run)
-                        say(
-                            f"round {round_number}/{options.rounds}  {run.subject:<20} depth {run.depth:<4}"
-                            f"{run.checks_per_sec:>12,.0f}/s  p50 {run.p50_us:,.0f} µs  busy: load generator {run.load_busy:.0%}, others {run.others_busy:.0%}"
-                        )
+                        say(f"round {round_number}/{options.rounds}  {described(run)}")
             except (Missing, LoadFailed, RuntimeError) as problem:
                 problems[subject.name] = str(problem)
                 say(f"{subject.name}: {problem}")
@@ -106,8 +115,8 @@ def notes(runs: dict[tuple[str, int], Run], problems: list[str]) -> str:
     if noisy:
         noise = max(run.others_busy for run in noisy)
         lines.append(
-            f"- something else used up to {noise:.0%} of the two cores while {len(noisy)} of {len(runs)} were measured, so they are"
-            " too low, some more than others (marked ? where a target depends on them); server CPU suffers least"
+            f"- something else used up to {noise:.0%} of the two cores while {len(noisy)} of {len(runs)} were measured,"
+            " so they are too low, some more than others (targets that depend on them have a ?); server CPU suffers least"
         )
     return "\n".join(lines)
 
@@ -137,7 +146,22 @@ def throughput(options: Options) -> Figure:
 
 
 def throughput_table(best: dict[tuple[str, int], Run]) -> str:
-    head = ["server", "depth", "checks/s", "p50 µs", "p99 µs", "p99.9 µs", "server µs CPU", "load busy", "others busy", "÷ echo by CPU", "÷ echo", "÷ PING", "÷ INCR", "÷ throttlecrab"]
+    head = [
+        "server",
+        "depth",
+        "checks/s",
+        "p50 µs",
+        "p99 µs",
+        "p99.9 µs",
+        "server µs CPU",
+        "load busy",
+        "others busy",
+        "÷ echo by CPU",
+        "÷ echo",
+        "÷ PING",
+        "÷ INCR",
+        "÷ throttlecrab",
+    ]
     rows = []
     for (name, depth), run in sorted(best.items(), key=lambda item: item[0][1]):
         ratios = [cpu_ratio(best, name, depth), *(ratio(best, name, other, depth) for other in RATIO_TARGETS)]
@@ -172,12 +196,21 @@ def quiet(best: dict[tuple[str, int], Run], *names: str, depth: int) -> bool:
 def target_table(best: dict[tuple[str, int], Run]) -> str:
     targets = []
     if run := best.get((SLUICE, 100)):
-        targets.append(Target(f"{SLUICE}, depth 100, checks/s", run.checks_per_sec, CHECKS_PER_SEC_AT_100, certain=run.is_quiet()))
+        targets.append(
+            Target(f"{SLUICE}, depth 100, checks/s", run.checks_per_sec, CHECKS_PER_SEC_AT_100, certain=run.is_quiet())
+        )
     for other, wanted in RATIO_TARGETS.items():
         for depth, at_least in wanted.items():
             value = ratio(best, SLUICE, other, depth)
             if value is not None:
-                targets.append(Target(f"{SLUICE} ÷ {other}, depth {depth}", value, at_least, certain=quiet(best, SLUICE, other, depth=depth)))
+                targets.append(
+                    Target(
+                        f"{SLUICE} ÷ {other}, depth {depth}",
+                        value,
+                        at_least,
+                        certain=quiet(best, SLUICE, other, depth=depth),
+                    )
+                )
     return Target.table(targets)
 
 
@@ -190,13 +223,27 @@ def latency(options: Options) -> Figure:
 
     runs, problems = in_rounds(options, subjects, each)
     best = medians(runs)
-    rows = [[name, number(run.p50_us, 1), number(run.p99_us, 1), number(run.p99_9_us, 1), number(run.checks_per_sec)] for (name, _), run in best.items()]
+    rows = [
+        [name, number(run.p50_us, 1), number(run.p99_us, 1), number(run.p99_9_us, 1), number(run.checks_per_sec)]
+        for (name, _), run in best.items()
+    ]
     targets = []
     if (one := best.get((SLUICE, 1))) and (ping := best.get(("redis-ping", 1))):
-        targets.append(Target(f"p50 of {SLUICE} ÷ p50 of Redis PING", one.p50_us / ping.p50_us, at_most=1.0, certain=quiet(best, SLUICE, "redis-ping", depth=1)))
+        targets.append(
+            Target(
+                f"p50 of {SLUICE} ÷ p50 of Redis PING",
+                one.p50_us / ping.p50_us,
+                at_most=1.0,
+                certain=quiet(best, SLUICE, "redis-ping", depth=1),
+            )
+        )
     socket = "Unix socket" if options.over_unix else "TCP"
     title = f"## Latency: one connection, depth 1, {socket}, median of {options.rounds}"
-    return figure_of([title, table(["server", "p50 µs", "p99 µs", "p99.9 µs", "requests/s"], rows), Target.table(targets)], runs, problems)
+    return figure_of(
+        [title, table(["server", "p50 µs", "p99 µs", "p99.9 µs", "requests/s"], rows), Target.table(targets)],
+        runs,
+        problems,
+    )
 
 
 def syscalls(options: Options) -> Figure:
@@ -209,7 +256,7 @@ def syscalls(options: Options) -> Figure:
             each = [system_calls_each(options, server, subject, depth) for depth in DEPTHS]
         say(f"{subject.name:<20} {each} system calls a request at depth {DEPTHS}, idle {idle:.0f} a second")
         rows.append([subject.name, *(f"{value:.4f}" for value in each), number(idle)])
-        data.append({"subject": subject.name, "each": dict(zip(DEPTHS, each)), "idle_per_sec": idle})
+        data.append({"subject": subject.name, "each": dict(zip(DEPTHS, each, strict=True)), "idle_per_sec": idle})
     title = f"## System calls for each request: {CONNECTIONS} connections, all threads of the server"
     head = ["server", *(f"depth {depth}" for depth in DEPTHS), "idle, a second"]
     return Figure(f"{title}\n\n{table(head, rows)}", data)
@@ -221,7 +268,9 @@ def system_calls_each(options: Options, server: Running, subject: Subject, depth
     many = 4 * few
     line = ["--depth", str(depth), "--connections", str(CONNECTIONS), "--verify-every", "0", "--requests"]
     counts = [
-        count_system_calls(server, lambda requests=requests: generate(options.setup, server, subject, [*line, str(requests)]))
+        count_system_calls(
+            server, lambda requests=requests: generate(options.setup, server, subject, [*line, str(requests)])
+        )
         for requests in (few, many)
     ]
     return (counts[1] - counts[0]) / (many - few)
@@ -237,7 +286,16 @@ def count_system_calls(server: Running, work: Callable[[], object]) -> int:
 
 def memory(options: Options) -> Figure:
     """Resident memory when ready, and after as many distinct identities."""
-    line = ["--depth", "100", "--connections", str(CONNECTIONS), "--requests", str(options.identities), "--verify-every", "0"]
+    line = [
+        "--depth",
+        "100",
+        "--connections",
+        str(CONNECTIONS),
+        "--requests",
+        str(options.identities),
+        "--verify-every",
+        "0",
+    ]
     line += ["--distribution", "sequential", "--identities", str(options.identities)]
     rows, data = [], []
     for subject in [servers.SLUICE_RING, servers.REDIS_INCR, servers.THROTTLECRAB]:
@@ -250,18 +308,34 @@ def memory(options: Options) -> Figure:
             say(str(problem))
             continue
         say(f"{subject.name:<20} {before / 1e6:,.1f} MB, then {after / 1e6:,.1f} MB")
-        rows.append([subject.name, number(before / 1e6, 1), number(after / 1e6, 1), f"{after / before:.2f}", number(report["checks_per_sec"])])
+        rows.append(
+            [
+                subject.name,
+                number(before / 1e6, 1),
+                number(after / 1e6, 1),
+                f"{after / before:.2f}",
+                number(report["checks_per_sec"]),
+            ]
+        )
         data.append({"subject": subject.name, "before_bytes": before, "after_bytes": after, "report": report})
     title = f"## Memory: when ready, and after {options.identities:,} distinct identities"
     return Figure(f"{title}\n\n{table(['server', 'ready MB', 'after MB', 'growth', 'checks/s'], rows)}", data)
 
 
+RULE = """\
+[[rule]]
+name = "r{index}"
+match = {{ path = "{path}", method = "POST" }}
+per = ["key"]
+limit = {{ capacity = 1000, refill = 1000, period = "1s" }}
+
+"""
+
+
 def write_rules(count: int, into: Path) -> None:
-    """A policy of `count` rules, of which the last one applies to its path."""
-    rule = '[[rule]]\nname = "r{0}"\nmatch = {{ path = "{1}", method = "POST" }}\nper = ["key"]\nlimit = {{ capacity = 1000, refill = 1000, period = "1s" }}\n\n'
-    # Every other rule matches by prefix.
+    """A policy in which each rule applies to a path of its own; every other one matches by prefix."""
     paths = (f"/v1/r{index}/*" if index % 2 else f"/v1/r{index}/login" for index in range(count))
-    into.write_text("".join(rule.format(index, path) for index, path in enumerate(paths)))
+    into.write_text("".join(RULE.format(index=index, path=path) for index, path in enumerate(paths)))
 
 
 def rules(options: Options) -> Figure:
@@ -280,15 +354,24 @@ def rules(options: Options) -> Figure:
         runs, problems = in_rounds(options, subjects, each)
     best = medians(runs)
     few, many = (f"{count}-rules" for count in RULES)
-    rows = [[name, str(depth), number(run.checks_per_sec), number(run.p50_us), number(run.p99_us)] for (name, depth), run in sorted(best.items(), key=lambda item: item[0][1])]
+    rows = [
+        [name, str(depth), number(run.checks_per_sec), number(run.p50_us), number(run.p99_us)]
+        for (name, depth), run in sorted(best.items(), key=lambda item: item[0][1])
+    ]
     targets = []
     for depth in DEPTHS:
         value = ratio(best, many, few, depth)
         if value is not None:
             certain = quiet(best, many, few, depth=depth)
-            targets.append(Target(f"{RULES[1]:,} rules ÷ {RULES[0]} rules, depth {depth}", value, RULES_RATIO_TARGET, certain=certain))
+            targets.append(
+                Target(
+                    f"{RULES[1]:,} rules ÷ {RULES[0]} rules, depth {depth}", value, RULES_RATIO_TARGET, certain=certain
+                )
+            )
     title = f"## Rules: {RULES[0]} against {RULES[1]:,}, one of which applies, median of {options.rounds}"
-    return figure_of([title, table(["rules", "depth", "checks/s", "p50 µs", "p99 µs"], rows), Target.table(targets)], runs, problems)
+    return figure_of(
+        [title, table(["rules", "depth", "checks/s", "p50 µs", "p99 µs"], rows), Target.table(targets)], runs, problems
+    )
 
 
 FIGURES: dict[str, Callable[[Options], Figure]] = {

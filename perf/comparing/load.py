@@ -87,8 +87,8 @@ def generate(setup: Setup, server: Running, subject: Subject, args: list[str]) -
 
 
 def measure(setup: Setup, server: Running, subject: Subject, depth: int, connections: int) -> Run:
-    """Loads a server for a while: once, or until nothing else disturbed it. Of several tries the quietest counts, whatever
-    it came to."""
+    """Loads a server for a while: once, or until nothing else disturbed it. Of several tries the quietest counts,
+    whatever it came to."""
     tried: list[Run] = []
     while not (tried and tried[-1].is_quiet()) and len(tried) < setup.tries:
         tried.append(measure_once(setup, server, subject, depth, connections))

@@ -66,7 +66,9 @@ class Running:
         return 0
 
 
-def sluice(name: str, transport: str, policy: Path, protocol: str = "check", load_args: list[str] | None = None) -> Subject:
+def sluice(
+    name: str, transport: str, policy: Path, protocol: str = "check", load_args: list[str] | None = None
+) -> Subject:
     def command(place: Place) -> list[str]:
         line = [str(place.binaries / "sluice"), "--cores", f"{place.core},", "--policy", str(policy)]
         line += ["--transport", transport, "--log-level", "warn"]
@@ -82,7 +84,17 @@ def echo_command(place: Place) -> list[str]:
 
 
 def redis_command(place: Place) -> list[str]:
-    line = [installed("redis-server"), "--port", str(place.port), "--save", "", "--appendonly", "no", "--logfile", "/dev/null"]
+    line = [
+        installed("redis-server"),
+        "--port",
+        str(place.port),
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+        "--logfile",
+        "/dev/null",
+    ]
     return line + (["--unixsocket", str(place.unix)] if place.unix else [])
 
 

@@ -12,9 +12,10 @@
 //! Parsing ahead of deciding matters because a cache miss costs more than a decision: the lines of up to
 //! [`BATCH_CHECKS_MAX`] checks load while the next ones are parsed.
 //!
-//! `session` is one connection, `commands` is every command that is not on the hot path.
+//! `recall` knows requests that begin as an earlier one did, `session` is one connection, `commands` is every command that is not on the hot path.
 
 mod commands;
+mod recall;
 mod session;
 
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use policy_sync::snapshot::{Applied, Attributes, AttributesError};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub use self::session::ConnId;
-use self::session::Session;
+use self::{recall::Recall, session::Session};
 use crate::{
     buckets::{BucketTable, TableCounts, table::Moment},
     clock::Now,
@@ -80,6 +81,9 @@ pub struct Engine {
     scratch: Vec<u8>,
     spare_buffers: Vec<Vec<u8>>,
     no_rule_tail: RuleTail,
+    recall: Recall,
+    /// Counts the policies that this core has seen, from 1.
+    generation: u64,
     first_id: u64,
     id_step: u64,
 }
@@ -181,6 +185,8 @@ impl Engine {
             scratch: Vec::with_capacity(1024),
             spare_buffers: Vec::new(),
             no_rule_tail: RuleTail::new(""),
+            recall: Recall::new(),
+            generation: 1,
             first_id: index as u64 + 1,
             id_step: cores as u64,
         }
@@ -193,6 +199,7 @@ impl Engine {
         let in_force = self.policy_cache.load();
         if !Arc::ptr_eq(in_force, &self.policy) {
             self.policy = Arc::clone(in_force);
+            self.generation += 1;
             self.fill_ms_max = self.fill_ms_max.max(self.policy.snapshot.longest_fill_ms());
         }
     }
@@ -307,6 +314,11 @@ impl Engine {
     #[inline]
     fn read_one(&mut self, conn: ConnId, bytes: &[u8]) -> Result<Parsed, ProtocolError> {
         let limits = self.settings.request;
+        if self.sessions[conn.index()].authenticated
+            && let Some(len) = self.recall_check(conn, bytes)
+        {
+            return Ok(Parsed::Request(len));
+        }
         let mut cursor = Cursor::new(bytes);
         if cursor.peek() != Some(b'*') {
             let mut args = Args::new();
@@ -328,7 +340,7 @@ impl Engine {
             return Ok(Parsed::Incomplete);
         };
         if name == b"CHECK" && self.sessions[conn.index()].authenticated {
-            return Ok(match self.read_check(conn, &mut cursor, count - 1)? {
+            return Ok(match self.read_check(conn, bytes, &mut cursor, count - 1)? {
                 Some(()) => Parsed::Request(cursor.consumed()),
                 None => Parsed::Incomplete,
             });
@@ -349,6 +361,7 @@ impl Engine {
     fn read_check(
         &mut self,
         conn: ConnId,
+        bytes: &[u8],
         cursor: &mut Cursor<'_>,
         mut words: usize,
     ) -> Result<Option<()>, ProtocolError> {
@@ -359,6 +372,9 @@ impl Engine {
         // The first error of the request; the rest of it must be read all the same.
         let mut wrong: Option<CommandError> = None;
         let mut first = true;
+        // Where the last attribute's value begins, and whether the policy mentions it. COST may only come first, so unless
+        // it is all there is the last pair is an attribute.
+        let (mut last_at, mut last_is_known) = (0, false);
         while words > 0 {
             let Some(name) = cursor.bulk(&limits)? else {
                 return Ok(None);
@@ -368,6 +384,7 @@ impl Engine {
                 wrong.get_or_insert(CommandError::UnpairedAttribute);
                 break;
             }
+            let value_at = cursor.consumed();
             let Some(value) = cursor.bulk(&limits)? else {
                 return Ok(None);
             };
@@ -377,8 +394,14 @@ impl Engine {
                     Ok(number) => cost = command::cost(number),
                     Err(error) => wrong = Some(error),
                 }
-            } else if let Err(error) = push_attribute(&mut attributes, snapshot, name, value) {
-                wrong.get_or_insert(error);
+            } else {
+                last_at = value_at;
+                match push_attribute(&mut attributes, snapshot, name, value) {
+                    Ok(is_known) => last_is_known = is_known,
+                    Err(error) => {
+                        wrong.get_or_insert(error);
+                    }
+                }
             }
             first = false;
         }
@@ -396,9 +419,29 @@ impl Engine {
         for one in applied {
             self.table.prefetch(one.key);
         }
+        let recipe = || snapshot.recipe(&attributes, last_is_known, applied);
+        self.recall.learn(&bytes[..last_at], cost, self.generation, recipe);
         // At most `RULES_PER_CHECK_MAX`.
         self.pending.push(Pending { conn, cost, ask: Ask::Check { rules: applied.len() as u32 } });
         Ok(Some(()))
+    }
+
+    /// A CHECK that begins as an earlier one did; returns where it ends. `None` where it does not, or is not complete.
+    #[inline(always)]
+    fn recall_check(&mut self, conn: ConnId, bytes: &[u8]) -> Option<usize> {
+        let (entry, len) = self.recall.find(bytes, self.generation)?;
+        let mut cursor = Cursor::new(&bytes[len..]);
+        // What is wrong or incomplete is for the long way to say.
+        let value = cursor.bulk(&self.settings.request).ok()??;
+        let before = self.applied.len();
+        self.policy.snapshot.follow(&entry.recipe, value, &mut self.applied);
+        let cost = entry.cost;
+        for one in &self.applied[before..] {
+            self.table.prefetch(one.key);
+        }
+        let rules = (self.applied.len() - before) as u32;
+        self.pending.push(Pending { conn, cost, ask: Ask::Check { rules } });
+        Some(len + cursor.consumed())
     }
 
     /// CHECK by whatever spelling the fast path did not take: lower case, or typed inline.
@@ -579,16 +622,17 @@ fn mark(dirty: &mut Vec<ConnId>, session: &mut Session, conn: ConnId) {
     }
 }
 
+/// Adds an attribute; returns whether the policy mentions it.
 #[inline(always)]
 fn push_attribute<'a>(
     attributes: &mut Attributes<'a>,
     snapshot: &policy_sync::snapshot::Snapshot,
     name: &[u8],
     value: &'a [u8],
-) -> Result<(), CommandError> {
+) -> Result<bool, CommandError> {
     match attributes.push(snapshot, name, value) {
-        Ok(true) => Ok(()),
-        Ok(false) if command::is_attribute_name(name) => Ok(()),
+        Ok(true) => Ok(true),
+        Ok(false) if command::is_attribute_name(name) => Ok(false),
         Ok(false) => Err(CommandError::AttributeName(command::excerpt(name))),
         Err(AttributesError::Duplicate) => Err(AttributesError::Duplicate.into()),
         Err(error) => Err(error.into()),
@@ -628,3 +672,6 @@ impl Totals {
         counters.throttles_denied.add(self.throttles_denied);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

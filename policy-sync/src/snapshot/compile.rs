@@ -13,7 +13,7 @@ use super::{
     names::NameTable, prefix_key, share, star_salt,
 };
 use crate::{
-    model::{Allowance, Mode, Override, Pattern, Policy, Rule},
+    model::{Allowance, Mode, Override, Pattern, Policy, ROLLOUT_BP_ALL, Rule},
     rate::{Rate, RateError},
     snapshot::NameId,
 };
@@ -243,6 +243,14 @@ fn hang(rules: &[CompiledRule], names: &NameTable, seed: u64) -> (Box<[Lookup]>,
     }
     for lookup in &mut lookups {
         lookup.hashed |= lookup.exact;
+        lookup.opaque = true;
+    }
+    for (_, rule) in live() {
+        let asked = rule.matchers.iter().filter(|matcher| !matches!(matcher.condition, Condition::Present));
+        asked.for_each(|matcher| lookups[usize::from(matcher.name)].opaque = false);
+        if rule.has_overrides || rule.has_star_overrides || rule.rollout_bp != ROLLOUT_BP_ALL {
+            rule.per.iter().for_each(|&name| lookups[usize::from(name)].opaque = false);
+        }
     }
     (lookups.into(), unconditional.into(), Index::new(pairs))
 }

@@ -10,11 +10,13 @@
 //! seeded per process, so that nobody can choose values that collide; rollout hashes with no seed (`identity`), so
 //! that all gateways agree.
 //!
-//! `compile` builds a snapshot, `names` and `index` are its two tables.
+//! `compile` builds a snapshot, `names` and `index` are its two tables, [`recipe`] saves the search where the last request
+//! has already made it.
 
 pub mod compile;
 mod index;
 mod names;
+pub mod recipe;
 
 use smallvec::SmallVec;
 use thiserror::Error;
@@ -56,6 +58,9 @@ struct Lookup {
     exact: bool,
     /// Whether the value's hash is ever asked for.
     hashed: bool,
+    /// Whether the value decides nothing but whose bucket it is: no rule asks for an exact value or a prefix of it, and
+    /// no rule that has it in `per` has overrides or a rollout.
+    opaque: bool,
     /// Whether any rule hangs on a prefix, or on the attribute being there.
     others: bool,
     /// The distinct lengths of the prefixes that rules hang on, ascending.
@@ -441,7 +446,13 @@ fn identity_key(salt: u64, rule: &CompiledRule, attributes: Known<'_, '_>) -> u6
 /// What one value adds to an identity's key. A sum of these is as good as a chain, and a part of it can be kept.
 #[inline(always)]
 fn share(position: usize, hash: u64) -> u64 {
-    fold((position as u64 + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93), hash)
+    fold(position_salt(position), hash)
+}
+
+/// Tells the same value in different positions apart.
+#[inline(always)]
+fn position_salt(position: usize) -> u64 {
+    (position as u64 + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93)
 }
 
 /// The high and the low half of a 128-bit product, as in wyhash and xxh3's short inputs.
