@@ -1,7 +1,7 @@
 //! All settings of the server, with their defaults. `sluice.toml` at the root of the repository documents each; a test
 //! holds the file and these defaults against each other.
 //!
-//! [`reading`] turns a file into settings, [`bounds`] says which values make sense, [`problem`] how people are told.
+//! `reading` turns a file into settings, `bounds` says which values make sense, `problem` how people are told.
 
 mod bounds;
 mod problem;

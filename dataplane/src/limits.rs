@@ -9,8 +9,8 @@ pub const HEADER_DIGITS_MAX: usize = 10;
 /// Checks that are parsed and prefetched before they are decided. More hide no more cache misses.
 pub const BATCH_CHECKS_MAX: usize = 128;
 /// Bytes of a check's or a throttle's reply before the rule's name: five 64-bit integers and the framing, with room for
-/// a write of eight bytes to run over.
-pub const CHECK_HEAD_BYTES_MAX: usize = 8 + 5 * 23 + 8;
+/// a write of a block to run over.
+pub const CHECK_HEAD_BYTES_MAX: usize = 8 + 5 * 23 + 32;
 /// Output buffers that a core keeps for reuse, and the capacity above which one is given back to the allocator.
 pub const SPARE_BUFFERS_MAX: usize = 1024;
 /// See [`SPARE_BUFFERS_MAX`].

@@ -8,11 +8,11 @@ use std::{collections::HashMap, sync::Arc};
 use arc_swap::ArcSwap;
 use policy_sync::{
     model::Policy,
-    snapshot::{Snapshot, compile::CompileError},
+    snapshot::{Grant, Snapshot, compile::CompileError},
 };
 use thiserror::Error;
 
-use crate::resp::reply::RuleTail;
+use crate::{decision::UNLIMITED, resp::reply::RuleTail};
 
 /// A policy ready to decide with.
 pub struct LoadedPolicy {
@@ -125,7 +125,14 @@ impl LoadedPolicy {
         let snapshot = Snapshot::compile(&policy, seed)?;
         let names: Vec<&str> = policy.rules.iter().map(|rule| rule.name.as_str()).collect();
         let (slots, reused) = slots.assign(&names)?;
-        let reply_tails = names.iter().map(|name| RuleTail::new(name)).collect();
+        let reply_tails = snapshot
+            .rules()
+            .iter()
+            .map(|rule| match rule.allowance {
+                Grant::Limit(rate) => RuleTail::new(&rule.name, i64::from(rate.capacity)),
+                Grant::Deny | Grant::Exempt => RuleTail::new(&rule.name, UNLIMITED),
+            })
+            .collect();
         Ok((Self { snapshot, slots, reply_tails, policy }, reused))
     }
 }

@@ -438,14 +438,27 @@ fn a_slow_or_silent_client_of_the_ops_port_is_let_go() {
     let address = server.after("http://");
     let mut held: Vec<_> = (0..2).map(|_| connect(&address)).collect();
     held[0].write_all(b"GET /metrics HT").unwrap();
+    // On a busy machine the kernel may hand over connections in another order than they were made in: let both arrive.
+    std::thread::park_timeout(Duration::from_millis(300));
+    let ending = |stream: &mut TcpStream| {
+        let mut bytes = [0; 64];
+        stream.read(&mut bytes).map(|len| String::from_utf8_lossy(&bytes[..len]).into_owned())
+    };
+    let is_closed = |end: &std::io::Result<String>| end.as_ref().map_or_else(is_reset, String::is_empty);
     // Both slots are held. The next one is closed at once, whether before or after it could ask.
     let mut third = connect(&address);
     let _ = third.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n");
-    assert!(matches!(third.read(&mut [0; 16]), Ok(0) | Err(_)));
+    let end = ending(&mut third);
+    assert!(is_closed(&end), "{end:?}");
     // But not for ever.
     for stream in &mut held {
-        assert!(matches!(stream.read(&mut [0; 16]), Ok(0) | Err(_)));
+        let end = ending(stream);
+        assert!(is_closed(&end), "{end:?}");
     }
     assert_eq!(server.http("GET /healthz").1, "ok\n");
     assert_eq!(server.leave(), Some(0));
+}
+
+fn is_reset(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::BrokenPipe)
 }

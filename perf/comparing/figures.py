@@ -115,8 +115,8 @@ def notes(runs: dict[tuple[str, int], Run], problems: list[str]) -> str:
     if noisy:
         noise = max(run.others_busy for run in noisy)
         lines.append(
-            f"- something else used up to {noise:.0%} of the two cores while {len(noisy)} of {len(runs)} were measured,"
-            " so they are too low, some more than others (targets that depend on them have a ?); server CPU suffers least"
+            f"- something else used up to {noise:.0%} of the two cores in {len(noisy)} of {len(runs)} measurements:"
+            " they are too low, some more than others, and targets that depend on them have a ?; server CPU suffers least"
         )
     return "\n".join(lines)
 

@@ -130,6 +130,38 @@ pub struct Probe<'t> {
     slot: Option<&'t AtomicU128>,
 }
 
+/// A taking that was worked out, see [`BucketTable::prepare`].
+#[derive(Clone, Copy)]
+pub struct Take<'t> {
+    slot: &'t AtomicU128,
+    seen: u128,
+    word: u128,
+    rate: Rate,
+    cost: u32,
+}
+
+impl Take<'_> {
+    /// Takes, unless the bucket has changed since.
+    #[inline(always)]
+    pub fn commit(&self) -> bool {
+        self.slot.compare_exchange(self.seen, self.word, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Undoes a commit. Should the bucket have been dropped for another identity meanwhile, there is nothing to undo.
+    #[cold]
+    pub fn give_back(&self) {
+        let mut seen = self.slot.load(Ordering::Acquire);
+        while fingerprint(seen) == fingerprint(self.word) {
+            let level = Level::unpack(seen).with_back(&self.rate, self.cost);
+            let word = level.pack(fingerprint(seen));
+            match self.slot.compare_exchange(seen, word, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(now) => seen = now,
+            }
+        }
+    }
+}
+
 /// What an insertion must know of a group.
 struct Survey {
     /// How many slots are empty.
@@ -182,6 +214,16 @@ impl BucketTable {
             }
             None => Probe { level: Level::fresh(now_ms).refilled(rate, now_ms), key, seen: 0, slot: None },
         }
+    }
+
+    /// Works out taking `cost` tokens from a bucket that is there and holds them, without doing it. Also returns the
+    /// level that would be left.
+    #[inline(always)]
+    pub fn prepare(&self, key: u64, rate: &Rate, cost: u32, now_ms: u64) -> Option<(Take<'_>, Level)> {
+        let (slot, seen) = self.find(key)?;
+        let level = Level::unpack(seen).refilled(rate, now_ms);
+        let level = Level { tokens: level.tokens.checked_sub(cost)?, ..level };
+        Some((Take { slot, seen, word: level.pack(fingerprint_of(key)), rate: *rate, cost }, level))
     }
 
     /// Takes `cost` tokens, at most the capacity, from a probed bucket. If the bucket changed since, it is probed

@@ -184,7 +184,7 @@ impl Engine {
             throttles: Vec::with_capacity(BATCH_CHECKS_MAX),
             scratch: Vec::with_capacity(1024),
             spare_buffers: Vec::new(),
-            no_rule_tail: RuleTail::new(""),
+            no_rule_tail: RuleTail::new("", decision::UNLIMITED),
             recall: Recall::new(),
             generation: 1,
             first_id: index as u64 + 1,
@@ -289,15 +289,24 @@ impl Engine {
     fn read(&mut self, conn: ConnId, bytes: &[u8]) -> usize {
         let mut at = 0;
         while at < bytes.len() {
+            if self.sessions[conn.index()].authenticated {
+                // The run of requests that begin as earlier ones did; nothing in it can change the session.
+                while self.pending.len() < BATCH_CHECKS_MAX
+                    && let Some(len) = self.recall_check(conn, &bytes[at..])
+                {
+                    at += len;
+                }
+            }
             if self.pending.len() == BATCH_CHECKS_MAX {
                 self.settle();
-            }
-            match self.read_one(conn, &bytes[at..]) {
-                Ok(Parsed::Request(len)) => at += len,
-                Ok(Parsed::Incomplete) => break,
-                Err(error) => {
-                    self.refuse(conn, error);
-                    return bytes.len();
+            } else if at < bytes.len() {
+                match self.read_one(conn, &bytes[at..]) {
+                    Ok(Parsed::Request(len)) => at += len,
+                    Ok(Parsed::Incomplete) => break,
+                    Err(error) => {
+                        self.refuse(conn, error);
+                        return bytes.len();
+                    }
                 }
             }
             let session = &self.sessions[conn.index()];
@@ -314,11 +323,6 @@ impl Engine {
     #[inline]
     fn read_one(&mut self, conn: ConnId, bytes: &[u8]) -> Result<Parsed, ProtocolError> {
         let limits = self.settings.request;
-        if self.sessions[conn.index()].authenticated
-            && let Some(len) = self.recall_check(conn, bytes)
-        {
-            return Ok(Parsed::Request(len));
-        }
         let mut cursor = Cursor::new(bytes);
         if cursor.peek() != Some(b'*') {
             let mut args = Args::new();

@@ -1,6 +1,6 @@
 //! The ops port: `/metrics`, `/healthz`, `/readyz` and `/v1/status`, on the control executor.
 //!
-//! [`io`] lets hyper speak over glommio's streams; [`status`] is the JSON page. What is scraped is in
+//! `io` lets hyper speak over glommio's streams; `status` is the JSON page. What is scraped is in
 //! [`metrics::exposition`](crate::metrics::exposition).
 
 mod io;

@@ -119,20 +119,25 @@ impl<'a> Cursor<'a> {
     /// One bulk string.
     #[inline(always)]
     pub fn bulk(&mut self, limits: &RequestLimits) -> Step<&'a [u8]> {
-        // A length of one or two digits, and the string with its end: all that the hot path meets. No setting of
-        // `arg_bytes_max` is below 64, but a length of two digits may be above that.
-        let (len, tail) = match self.rest {
-            [b'$', digit @ b'0'..=b'9', b'\r', b'\n', tail @ ..] => (usize::from(digit - b'0'), tail),
-            [b'$', tens @ b'0'..=b'9', ones @ b'0'..=b'9', b'\r', b'\n', tail @ ..] => {
-                (usize::from(tens - b'0') * 10 + usize::from(ones - b'0'), tail)
+        // A length of one or two digits, read with its frame as one word: all that the hot path meets. Whatever is
+        // different, incomplete or wrong is for `long_bulk`.
+        if let Some(head) = self.rest.first_chunk::<8>() {
+            let head = u64::from_le_bytes(*head);
+            let digit = |at: u32| ((head >> (8 * at)) as u8).wrapping_sub(b'0');
+            let (len, start) = if head & 0xFFFF_00FF == u64::from(u32::from_le_bytes(*b"$\0\r\n")) {
+                (usize::from(digit(1)), 4)
+            } else if head & 0xFF_FF00_00FF == u64::from_le_bytes(*b"$\0\0\r\n\0\0\0") && digit(1) < 10 {
+                (usize::from(digit(1)) * 10 + usize::from(digit(2)), 5)
+            } else {
+                return self.long_bulk(limits);
+            };
+            let last = if start == 4 { digit(1) } else { digit(2) };
+            let end = start + len;
+            if last < 10 && len <= limits.arg_bytes_max && self.rest.get(end..end + 2) == Some(b"\r\n") {
+                let word = &self.rest[start..end];
+                self.rest = &self.rest[end + 2..];
+                return Ok(Some(word));
             }
-            _ => return self.long_bulk(limits),
-        };
-        if let Some((word, [b'\r', b'\n', rest @ ..])) = tail.split_at_checked(len)
-            && len <= limits.arg_bytes_max
-        {
-            self.rest = rest;
-            return Ok(Some(word));
         }
         self.long_bulk(limits)
     }

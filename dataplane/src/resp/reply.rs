@@ -8,9 +8,16 @@ use crate::{
 /// Bytes that are copied as one block, whatever their number: the copy is a few wide moves and no call.
 const BLOCK_BYTES: usize = 64;
 
+/// Bytes of an allow up to its limit: the framing and at most 20 characters.
+const ALLOW_BYTES: usize = 32;
+
 /// The last part of a check's reply: the rule's name as a bulk string. Made once per policy.
 #[derive(Debug)]
 pub struct RuleTail {
+    /// The beginning of an allow with the rule's own limit, which needs no digits to be made.
+    allow: [u8; ALLOW_BYTES],
+    allow_len: usize,
+    allow_limit: i64,
     /// The bytes, where they fit; the rest is never shown.
     block: [u8; BLOCK_BYTES],
     len: usize,
@@ -19,15 +26,20 @@ pub struct RuleTail {
 }
 
 impl RuleTail {
-    /// The tail for a rule's name; an empty name where no rule decided.
-    pub fn new(name: &str) -> Self {
+    /// The tail for a rule's name and its own limit; an empty name and [`UNLIMITED`](crate::decision::UNLIMITED) where
+    /// no rule decided.
+    pub fn new(name: &str, limit: i64) -> Self {
+        let mut allow = [0; ALLOW_BYTES];
+        let head = format!("*6\r\n:1\r\n:{limit}\r\n");
+        allow[..head.len()].copy_from_slice(head.as_bytes());
+        let (allow_len, allow_limit) = (head.len(), limit);
         let bytes = format!("${}\r\n{name}\r\n", name.len()).into_bytes();
         let mut block = [0; BLOCK_BYTES];
         if bytes.len() <= BLOCK_BYTES {
             block[..bytes.len()].copy_from_slice(&bytes);
-            return Self { block, len: bytes.len(), long: [].into() };
+            return Self { allow, allow_len, allow_limit, block, len: bytes.len(), long: [].into() };
         }
-        Self { block, len: bytes.len(), long: bytes.into() }
+        Self { allow, allow_len, allow_limit, block, len: bytes.len(), long: bytes.into() }
     }
 
     #[inline(always)]
@@ -124,13 +136,17 @@ fn eight_digits(number: u32) -> u64 {
 /// CHECK: `allowed(1/0), limit, remaining, retry_after_ms, reset_after_ms, rule`.
 #[inline(always)]
 pub fn check(verdict: &Verdict, rule_tail: &RuleTail, out: &mut Vec<u8>) {
-    let mut scratch = Scratch::new(match verdict.answer {
-        Answer::Allow => *b"*6\r\n:1\r\n",
-        Answer::Deny => *b"*6\r\n:0\r\n",
-    });
-    scratch.integer(verdict.limit);
-    scratch.integer(verdict.remaining);
-    scratch.integer(verdict.retry_after_ms);
+    let mut scratch = Scratch { bytes: [0; CHECK_HEAD_BYTES_MAX], len: 0 };
+    if verdict.answer == Answer::Allow && verdict.limit == rule_tail.allow_limit {
+        scratch.put(rule_tail.allow, rule_tail.allow_len);
+        scratch.integer(verdict.remaining);
+        scratch.put(*b":0\r\n", 4);
+    } else {
+        scratch.put(if verdict.answer == Answer::Allow { *b"*6\r\n:1\r\n" } else { *b"*6\r\n:0\r\n" }, 8);
+        scratch.integer(verdict.limit);
+        scratch.integer(verdict.remaining);
+        scratch.integer(verdict.retry_after_ms);
+    }
     scratch.integer(verdict.reset_after_ms);
     scratch.append(out);
     rule_tail.append(out);
@@ -241,7 +257,7 @@ mod tests {
             rule: Some(0),
         };
         let mut out = Vec::new();
-        check(&verdict, &RuleTail::new(&name), &mut out);
+        check(&verdict, &RuleTail::new(&name, 5), &mut out);
         integers([i64::MIN; 5], &mut out);
         let text = String::from_utf8(out).unwrap();
         assert!(text.starts_with("*6\r\n:0\r\n:-9223372036854775808\r\n") && text.contains(&name));

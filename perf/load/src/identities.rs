@@ -79,12 +79,18 @@ impl Identities {
 }
 
 /// Writes an identity's digits.
-pub(crate) fn write_digits(mut identity: u32, into: &mut [u8; DIGITS]) {
-    for digit in into.iter_mut().rev() {
-        // Below ten.
-        *digit = b'0' + (identity % 10) as u8;
-        identity /= 10;
-    }
+///
+/// Three steps, each of which splits all parts at once: eight digits into two times four, four times two, eight times one
+/// (Paul Khuong, "How to print integers really fast", 2017). The multiplications are divisions by 100 and by 10, exact for
+/// numbers this small.
+pub(crate) fn write_digits(identity: u32, into: &mut [u8; DIGITS]) {
+    const ZEROS: u64 = 0x3030_3030_3030_3030;
+    let fours = u64::from(identity / 10_000) | u64::from(identity % 10_000) << 32;
+    let hundreds = ((fours * 10_486) >> 20) & 0x0000_007f_0000_007f;
+    let twos = hundreds | (fours - hundreds * 100) << 16;
+    let tens = ((twos * 103) >> 10) & 0x000f_000f_000f_000f;
+    let ones = tens | (twos - tens * 10) << 8;
+    *into = (ones + ZEROS).to_le_bytes();
 }
 
 /// xorshift64*: fast, and random enough for load.
@@ -178,8 +184,12 @@ mod tests {
         let mut digits = [0; DIGITS];
         write_digits(1234, &mut digits);
         assert_eq!(&digits, b"00001234");
-        write_digits(IDENTITIES_MAX - 1, &mut digits);
-        assert_eq!(&digits, b"99999999");
+        let mut random = Random::new(1);
+        let picked = (0..100_000).map(|_| random.below(IDENTITIES_MAX));
+        for identity in (0..=10_100).chain(picked).chain([9_999_999, 99_990_000, IDENTITIES_MAX - 1]) {
+            write_digits(identity, &mut digits);
+            assert_eq!(digits, format!("{identity:08}").as_bytes());
+        }
     }
 
     #[test]

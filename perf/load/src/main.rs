@@ -10,10 +10,12 @@
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
 mod args;
+mod connection;
 mod identities;
 mod replies;
 mod report;
 mod requests;
+mod run;
 mod worker;
 
 use std::{
@@ -35,7 +37,8 @@ use crate::{
     args::Args,
     replies::Expectations,
     report::Report,
-    worker::{Outcome, Progress, Run, Worker},
+    run::{Outcome, Progress, Run},
+    worker::Worker,
 };
 
 const INTERRUPTED: u8 = 130;

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::{
     args::Args,
     replies::{Expectations, Ledger},
-    worker::Outcome,
+    run::{self, Outcome},
 };
 
 /// The figures of a run. Units are in the names.
@@ -176,7 +176,7 @@ impl Report {
 }
 
 fn latency(outcomes: &[Outcome]) -> Latency {
-    let all: Histogram<u64> = outcomes.first().map_or_else(crate::worker::latencies, |first| {
+    let all: Histogram<u64> = outcomes.first().map_or_else(run::latencies, |first| {
         let mut all = first.latencies_ns.clone();
         for outcome in &outcomes[1..] {
             // All have the same bounds, so this cannot fail.

@@ -16,137 +16,36 @@
 use std::{
     collections::VecDeque,
     io,
-    os::fd::{AsRawFd, OwnedFd},
-    sync::{
-        Barrier,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    os::fd::OwnedFd,
+    sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
-use hdrhistogram::Histogram;
 use sluice_echo::{
     cpu,
     ring::{Completion, Ring},
 };
 
 use crate::{
-    args::Args,
+    connection::Connection,
     identities::Identities,
-    replies::{Expectations, Ledger, Tally, Verifier},
-    requests::{Batch, Template, probe_plan},
+    requests::{Template, probe_plan},
+    run::{Outcome, Progress, Run},
 };
 
 /// Receive buffers of a thread, and bytes of each.
 const BUFFERS: u16 = 256;
 const BUFFER_BYTES: u32 = 16 * 1024;
-/// Latencies beyond a minute count as a minute.
-const LATENCY_NS_MAX: u64 = 60_000_000_000;
 /// A sleeping thread looks this often whether it shall stop.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// An open loop does not sleep for less than this: waking up takes as long.
 const SLEEP_NS_MIN: u64 = 60_000;
-
 /// Looking at the ring once takes less than this.
 const SPIN_TURN_NS_MAX: u64 = 1_000;
 
 /// What a completion is for, in the upper half of its tag; the connection's place is in the lower.
 const RECEIVE: u64 = 1;
 const SEND: u64 = 2;
-
-/// What all threads share.
-pub(crate) struct Run {
-    /// The command line.
-    pub args: Args,
-    /// What replies must be like.
-    pub expectations: Expectations,
-    /// Somebody has asked to stop, or some thread has failed.
-    pub stop: AtomicBool,
-    /// Passed when all threads are ready.
-    pub ready: Barrier,
-}
-
-/// How far a thread is, for the progress line. Written by the thread only.
-#[repr(align(128))]
-#[derive(Default)]
-pub(crate) struct Progress {
-    /// Replies since the start.
-    pub replies: AtomicU64,
-    /// Checks allowed since the start.
-    pub allowed: AtomicU64,
-    /// Checks denied since the start.
-    pub denied: AtomicU64,
-}
-
-/// What a thread has done.
-pub(crate) struct Outcome {
-    /// What came while measuring.
-    pub ledger: Ledger,
-    /// What came before.
-    pub warmup: Tally,
-    /// Latency of each reply while measuring.
-    pub latencies_ns: Histogram<u64>,
-    /// How long it measured.
-    pub elapsed: Duration,
-    /// CPU time in user space while measuring.
-    pub cpu_user: Duration,
-    /// CPU time in the kernel while measuring.
-    pub cpu_system: Duration,
-    /// Time spent looking for replies without sleeping; part of the CPU time.
-    pub spin: Duration,
-    /// Bytes sent while measuring.
-    pub bytes_sent: u64,
-    /// Bytes received while measuring.
-    pub bytes_received: u64,
-    /// Requests of an open loop that were due and not sent.
-    pub unsent: u64,
-    /// Why the run failed.
-    pub failure: Option<String>,
-}
-
-/// Why a run failed, for people.
-struct Failure(String);
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Self {
-        Self(format!("io_uring: {error}"))
-    }
-}
-
-/// An empty latency histogram.
-#[allow(clippy::missing_panics_doc)]
-pub(crate) fn latencies() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).unwrap_or_else(|_| unreachable!("the bounds are right"))
-}
-
-struct Connection {
-    descriptor: OwnedFd,
-    /// Among all connections of the run.
-    number: u16,
-    plain: Batch,
-    /// The same with probes in it.
-    probed: Option<Batch>,
-    uses_probed: bool,
-    verifier: Verifier,
-    /// Requests of the batch in flight.
-    requests: u32,
-    /// Bytes of it that are sent.
-    sent: usize,
-    sending: bool,
-    /// When the latency of the batch begins.
-    origin_ns: u64,
-    batches: u64,
-    serial: u64,
-}
-
-impl Connection {
-    fn batch(&self) -> &Batch {
-        match &self.probed {
-            Some(probed) if self.uses_probed => probed,
-            _ => &self.plain,
-        }
-    }
-}
 
 /// The open loop's timetable.
 struct Timetable {
@@ -161,8 +60,6 @@ pub(crate) struct Worker<'a> {
     ring: Ring,
     connections: Vec<Connection>,
     identities: Identities,
-    /// Every how many batches one has probes.
-    probe_every: u64,
     /// Free connections, the one that has been free for longest first.
     free: VecDeque<usize>,
     /// Connections whose batch goes out in this round.
@@ -203,20 +100,8 @@ impl<'a> Worker<'a> {
         let (probes, probe_every) = probe_plan(args.depth, args.probe_every());
         let connections: Vec<Connection> = sockets
             .into_iter()
-            .map(|(number, descriptor)| Connection {
-                descriptor,
-                number,
-                plain: Batch::new(&template, args.depth, &[]),
-                probed: (!probes.is_empty()).then(|| Batch::new(&template, args.depth, &probes)),
-                uses_probed: false,
-                verifier: Verifier::default(),
-                requests: 0,
-                sent: 0,
-                sending: false,
-                origin_ns: 0,
-                // So that not all connections have their probes at the same time.
-                batches: u64::from(number),
-                serial: 0,
+            .map(|(number, descriptor)| {
+                Connection::new(descriptor, number, &template, args.depth, &probes, probe_every)
             })
             .collect();
         let share = |total: u64, thread: u16| total * u64::from(thread) / u64::from(args.threads);
@@ -232,7 +117,6 @@ impl<'a> Worker<'a> {
                 args.threads,
                 args.seed,
             ),
-            probe_every,
             free: (0..connections.len()).collect(),
             fresh: Vec::new(),
             queued: false,
@@ -253,19 +137,7 @@ impl<'a> Worker<'a> {
             measured_since_ns: 0,
             heard_ns: 0,
             cpu_before: (Duration::ZERO, Duration::ZERO),
-            outcome: Outcome {
-                ledger: Ledger::default(),
-                warmup: Tally::default(),
-                latencies_ns: latencies(),
-                elapsed: Duration::ZERO,
-                cpu_user: Duration::ZERO,
-                cpu_system: Duration::ZERO,
-                spin: Duration::ZERO,
-                bytes_sent: 0,
-                bytes_received: 0,
-                unsent: 0,
-                failure: None,
-            },
+            outcome: Outcome::default(),
         })
     }
 
@@ -358,27 +230,10 @@ impl<'a> Worker<'a> {
 
     fn start(&mut self, at: usize, origin_ns: Option<u64>) -> io::Result<()> {
         let connection = &mut self.connections[at];
-        connection.batches += 1;
-        connection.uses_probed = connection.probed.is_some() && connection.batches.is_multiple_of(self.probe_every);
-        let whole = connection.batch();
-        let (mut requests, mut checks) = (whole.len(), u64::from(whole.len() - whole.probes()));
+        let checks = connection.renew(&mut self.identities, self.left.unwrap_or(u64::MAX));
         if let Some(left) = &mut self.left {
-            if checks > *left {
-                connection.uses_probed = false;
-                checks = *left;
-                // Less than the depth.
-                requests = checks as u32;
-            }
             *left -= checks;
         }
-        let batch = match &mut connection.probed {
-            Some(probed) if connection.uses_probed => probed,
-            _ => &mut connection.plain,
-        };
-        batch.renew(&mut self.identities, connection.number, &mut connection.serial);
-        connection.verifier.begin(requests);
-        connection.requests = requests;
-        connection.sent = 0;
         match origin_ns {
             Some(origin_ns) => connection.origin_ns = origin_ns,
             None => self.fresh.push(at),
@@ -389,17 +244,17 @@ impl<'a> Worker<'a> {
     /// Queues what is left of a connection's batch.
     fn send(&mut self, at: usize) -> io::Result<()> {
         let connection = &mut self.connections[at];
-        let rest = &connection.batch().bytes(connection.requests)[connection.sent..];
-        let (start, len) = (rest.as_ptr(), u32::try_from(rest.len()).unwrap_or(u32::MAX));
-        connection.sending = true;
+        connection.sending();
         self.queued = true;
-        // SAFETY: the batch stays allocated, and is not written to, until this send's completion: `start` writes to it
-        // only when the connection is free, and `finish` keeps it when the run ends before.
-        unsafe { self.ring.send(connection.descriptor.as_raw_fd(), start, len, SEND << 32 | at as u64) }
+        let unsent = connection.unsent();
+        let (start, len) = (unsent.as_ptr(), u32::try_from(unsent.len()).unwrap_or(u32::MAX));
+        // SAFETY: the batch stays allocated, and is not written to, until this send's completion: `start` is called only
+        // for a free connection, and `finish` keeps the batch when the run ends before.
+        unsafe { self.ring.send(connection.socket(), start, len, SEND << 32 | at as u64) }
     }
 
     fn receive(&mut self, at: usize) -> io::Result<()> {
-        self.ring.receive(self.connections[at].descriptor.as_raw_fd(), RECEIVE << 32 | at as u64)
+        self.ring.receive(self.connections[at].socket(), RECEIVE << 32 | at as u64)
     }
 
     /// The latency of a closed loop's batches begins now.
@@ -452,17 +307,17 @@ impl<'a> Worker<'a> {
 
     fn sent(&mut self, at: usize, result: i32) -> Result<(), Failure> {
         let connection = &mut self.connections[at];
-        connection.sending = false;
         let Ok(len) = usize::try_from(result) else {
+            connection.sent(0);
             let error = io::Error::from_raw_os_error(-result);
             return Err(failed(connection, &format!("cannot send: {error}")));
         };
-        connection.sent += len;
+        connection.sent(len);
         self.outcome.bytes_sent += len as u64;
-        if connection.sent < connection.batch().bytes(connection.requests).len() {
+        if !connection.unsent().is_empty() {
             return Ok(self.send(at)?);
         }
-        if connection.verifier.is_done() {
+        if connection.is_answered() {
             self.free.push_back(at);
         }
         Ok(())
@@ -471,24 +326,17 @@ impl<'a> Worker<'a> {
     fn received(&mut self, at: usize, completion: Completion, now_ns: u64) -> Result<(), Failure> {
         let connection = &mut self.connections[at];
         if let (Some(id), Ok(len)) = (completion.buffer, usize::try_from(completion.result)) {
-            // Outside of a batch nothing is due, and the verifier says so.
-            let was_done = connection.verifier.is_done();
-            let bytes = self.ring.bytes(id, len);
-            let batch = match &connection.probed {
-                Some(probed) if connection.uses_probed => probed,
-                _ => &connection.plain,
-            };
+            let was_answered = connection.is_answered();
             let replies = connection
-                .verifier
-                .feed(bytes, batch, &self.run.expectations, &mut self.outcome.ledger)
-                .map_err(|wrong| Failure(format!("connection {}, {wrong}", connection.number)))?;
+                .feed(self.ring.bytes(id, len), &self.run.expectations, &mut self.outcome.ledger)
+                .map_err(|wrong| Failure(format!("{}, {wrong}", connection.describe())))?;
             self.ring.give(id);
             self.outcome.bytes_received += len as u64;
             self.heard_ns = now_ns;
             self.outcome
                 .latencies_ns
                 .saturating_record_n(now_ns.saturating_sub(connection.origin_ns).max(1), u64::from(replies));
-            if !was_done && connection.verifier.is_done() && !connection.sending {
+            if !was_answered && connection.is_answered() && !connection.is_sending() {
                 self.free.push_back(at);
             }
         }
@@ -515,7 +363,7 @@ impl<'a> Worker<'a> {
         if !waiting || silent_ns < nanos(self.run.args.timeout_secs) {
             return Ok(());
         }
-        let oldest = self.connections.iter().filter(|one| !one.verifier.is_done()).min_by_key(|one| one.origin_ns);
+        let oldest = self.connections.iter().filter(|one| !one.is_answered()).min_by_key(|one| one.origin_ns);
         match oldest {
             Some(one) if now_ns.saturating_sub(one.origin_ns) >= nanos(self.run.args.timeout_secs) => {
                 Err(failed(one, &format!("nothing came for {:.1} s", silent_ns as f64 / 1e9)))
@@ -543,7 +391,7 @@ impl<'a> Worker<'a> {
             self.outcome.latencies_ns.reset();
         }
         for connection in self.connections.drain(..) {
-            if connection.sending {
+            if connection.is_sending() {
                 // The kernel may still read the batch; the process ends soon.
                 std::mem::forget(connection);
             }
@@ -557,12 +405,14 @@ fn nanos(seconds: f64) -> u64 {
 }
 
 fn failed(connection: &Connection, what: &str) -> Failure {
-    let verifier = &connection.verifier;
-    Failure(format!(
-        "connection {}, request {}: {what}; {} of {} replies of the batch are missing",
-        connection.number,
-        verifier.index(),
-        verifier.missing(),
-        connection.requests
-    ))
+    Failure(format!("{}: {what}; {}", connection.describe(), connection.describe_state()))
+}
+
+/// Why a run failed, for people.
+struct Failure(String);
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self(format!("io_uring: {error}"))
+    }
 }
