@@ -2,6 +2,7 @@
 //!
 //! Each function runs 1,000 checks (or 1,000 / depth rounds), so the count divided by 1,000 is a check's.
 #![allow(missing_docs)]
+#![allow(unused_qualifications, reason = "the macro's own")]
 
 use std::hint::black_box;
 

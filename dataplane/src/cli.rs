@@ -168,7 +168,8 @@ fn log_level(text: &str) -> Result<String, String> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -324,7 +324,8 @@ impl<'de> Visitor<'de> for CoresVisitor {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -18,6 +18,8 @@ PROBE_EVERY = 1000
 """One request in so many is an ECHO that proves the order: few enough not to show in the figures."""
 NOISE_MAX = 0.05
 """A run during which something else used more of the two cores is measured again."""
+BUSY = 0.9
+"""What uses more of its core has none left."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,19 @@ class Run:
     p99_9_us: float
     server_cpu_us: float
     """CPU of the server for each request; a server that polls without work counts that too."""
+    server_busy: float
+    """Share of its core that the server used."""
     load_busy: float
-    """Share of the time that the load generator was at work: near 1, it is the limit."""
+    """Share of the time that the load generator was at work."""
     others_busy: float
     """Share of the two cores that neither of the two used but something else did: noise."""
 
+    def is_load_bound(self) -> bool:
+        """Whether the load generator was the limit, so that the server could do more."""
+        return self.load_busy > BUSY and self.server_busy < BUSY
+
     def is_quiet(self) -> bool:
+        """Whether nothing else disturbed it."""
         return self.others_busy <= NOISE_MAX
 
     def as_dict(self) -> dict[str, object]:
@@ -118,6 +127,7 @@ def measure_once(setup: Setup, server: Running, subject: Subject, depth: int, co
         p99_us=report["latency_us"]["p99"],
         p99_9_us=report["latency_us"]["p99_9"],
         server_cpu_us=cpu * 1e6 / max(requests, 1.0),
+        server_busy=cpu / seconds,
         load_busy=load["busy_share"],
         others_busy=max(0.0, (busy - cpu - load_cpu) / (seconds * len(cores))),
     )

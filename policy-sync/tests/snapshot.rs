@@ -1,5 +1,6 @@
 //! The compiled snapshot against the plain walk over all rules, and the promises of rollout and overrides.
 #![allow(missing_docs)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on must stop")]
 
 use std::collections::BTreeSet;
 

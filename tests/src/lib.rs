@@ -236,6 +236,7 @@ impl<S: Read + Write> Client<S> {
                 Ok(0) => return None,
                 Ok(len) => self.buffer.extend_from_slice(&bytes[..len]),
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => panic!("receiving: {error}"),
             }
         }

@@ -6,7 +6,8 @@
 pub mod table;
 pub mod word;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests;
 
 #[cfg(all(test, loom))]

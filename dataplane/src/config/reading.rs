@@ -159,7 +159,8 @@ fn offset_of(table: &DeTable<'_>, setting: &str) -> usize {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -102,7 +102,8 @@ fn begins_with(bytes: &[u8], prefix: &[u8; PREFIX_BYTES_MAX], len: usize) -> boo
     last == last_wanted && chunks.into_iter().all(|(chunk, wanted)| chunk == wanted)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 

@@ -119,6 +119,8 @@ fn requests() -> impl Strategy<Value = Vec<Vec<u8>>> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
     /// Cut anywhere, in batches or one by one, remembered or not: the replies are the same, byte by byte.
     #[test]
     fn replies_do_not_depend_on_how_requests_come(requests in requests(), cuts in prop::collection::vec(1usize..300, 1..50)) {

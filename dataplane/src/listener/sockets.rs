@@ -107,7 +107,8 @@ pub fn send_at_once(socket: &OwnedFd) {
     let _ = socket2::SockRef::from(socket).set_tcp_nodelay(true);
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -48,7 +48,8 @@ fn open_files_max(limits: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
