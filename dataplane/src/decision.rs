@@ -139,20 +139,20 @@ fn decide_enforced<T: Tally>(ground: &Ground<'_, T>, applied: &[Applied], cost: 
         return None;
     }
     let now_ms = ground.moment.now_ms;
-    let mut takes: [Option<Take<'_>>; ENFORCED_MAX] = [None; ENFORCED_MAX];
+    let mut takes: SmallVec<[Take<'_>; ENFORCED_MAX]> = SmallVec::new();
     let mut tightest: Option<(Level, &Rate, u32)> = None;
-    for (one, take) in applied.iter().zip(&mut takes) {
+    for one in applied {
         let rule = &ground.snapshot.rules()[one.rule as usize];
         let (Mode::Enforce, Grant::Limit(rate)) = (rule.mode, ground.snapshot.grant(*one)) else { return None };
         let (prepared, level) = ground.table.prepare(one.key, rate, cost, now_ms)?;
-        *take = Some(prepared);
+        takes.push(prepared);
         if tightest.is_none_or(|(least, ..)| level.tokens < least.tokens) {
             tightest = Some((level, rate, one.rule));
         }
     }
-    for (at, take) in takes.iter().flatten().enumerate() {
+    for (at, take) in takes.iter().enumerate() {
         if !take.commit() {
-            takes[..at].iter().flatten().for_each(Take::give_back);
+            takes[..at].iter().for_each(Take::give_back);
             return None;
         }
     }

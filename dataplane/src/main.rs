@@ -99,7 +99,7 @@ fn read_password(path: &Path) -> Result<Arc<str>, String> {
 fn announce(process: &Process) {
     let (settings, loaded) = (&process.settings, process.policy.load());
     let unix = settings.resp.listen_unix.as_deref().map(|path| format!(" and {}", path.display()));
-    let transport = match process.transport.get().copied().unwrap_or_default() {
+    let transport = match process.transport {
         TransportChoice::Auto => "auto",
         TransportChoice::Ring => "ring",
         TransportChoice::Plain => "plain",

@@ -63,6 +63,9 @@ pub enum ServerError {
          `sysctl kernel.io_uring_disabled`, and in containers the seccomp profile"
     )]
     IoUring(io::Error),
+    /// The ring transport was asked for by name, and the kernel cannot do it.
+    #[error("this kernel lacks what the ring transport needs (Linux 6.1): {0}. Use --transport plain, or auto")]
+    Ring(io::Error),
     /// An address is taken or invalid.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -123,7 +126,7 @@ pub struct Process {
     /// The stage.
     pub lifecycle: Arc<Lifecycle>,
     /// The transport in use.
-    pub transport: std::sync::OnceLock<TransportChoice>,
+    pub transport: TransportChoice,
     /// The kernel's numbers of the data cores.
     pub cpus: Vec<usize>,
     /// How reloads of the policy went.
@@ -147,6 +150,7 @@ pub fn run(
     ready: impl FnOnce(&Process),
 ) -> Result<(), ServerError> {
     check_io_uring()?;
+    let transport = choose_transport(&settings)?;
     let cpus = data_cpus(&settings.cores)?;
     let clock = Clock::start();
     let listeners = sockets::tcp(settings.resp.listen, cpus.len(), settings.resp.share_port)?;
@@ -164,7 +168,7 @@ pub fn run(
         policy: control.policy_in_force(),
         table: Arc::new(BucketTable::new(settings.limits.buckets)),
         lifecycle: Arc::new(Lifecycle::default()),
-        transport: std::sync::OnceLock::new(),
+        transport,
         reloads: Reloads::default(),
         cpus,
         clock,
@@ -345,7 +349,7 @@ fn start_core(
     let (process, pulse, up) = (Arc::clone(process), seat.pulse, seat.up);
     let stopped = Stopped(seat.running);
     let cores = process.cpus.len();
-    let depth = ring_depth(&process.settings, cores);
+    let depth = ring_depth(&process.settings, process.transport, cores);
     LocalExecutorBuilder::new(CpuPlacement::Fixed(process.cpus[seat.core]))
         .name(&format!("sluice-{}", seat.core))
         .preempt_timer(PREEMPT_TIMER)
@@ -370,31 +374,30 @@ async fn serve_core(
     pulse: &Pulse,
     up: &mpsc::Sender<()>,
 ) -> io::Result<()> {
-    let wanted = process.settings.transport.kind;
-    let use_it = |used: TransportChoice| {
-        // The first core says which; all cores run on the same kernel and come to the same result.
-        if process.transport.set(used).is_ok() {
-            tracing::info!(transport = ?used, "transport");
-        }
+    if process.transport == TransportChoice::Plain {
         let _ = up.send(());
-    };
-    if wanted == TransportChoice::Plain {
-        use_it(TransportChoice::Plain);
         return plain::run(port, engine, pulse).await;
     }
-    match Driver::new(port, engine) {
-        Ok(driver) => {
-            use_it(TransportChoice::Ring);
-            driver.run(pulse).await
-        }
-        Err(failed) if wanted == TransportChoice::Ring => Err(failed.0),
-        Err(failed) => {
-            let (error, port, engine) = *failed;
-            tracing::warn!(%error, "this kernel lacks what the ring transport needs; using the plain one");
-            use_it(TransportChoice::Plain);
-            plain::run(port, engine, pulse).await
-        }
-    }
+    let driver = Driver::new(port, engine)?;
+    let _ = up.send(());
+    driver.run(pulse).await
+}
+
+/// The transport that this kernel can do. Asked before the executors start, because the size of their rings depends on it.
+fn choose_transport(settings: &Settings) -> Result<TransportChoice, ServerError> {
+    let chosen = match settings.transport.kind {
+        TransportChoice::Plain => TransportChoice::Plain,
+        wanted => match (Driver::probe(&transport_settings(settings)), wanted) {
+            (Ok(()), _) => TransportChoice::Ring,
+            (Err(error), TransportChoice::Ring) => return Err(ServerError::Ring(error)),
+            (Err(error), _) => {
+                tracing::warn!(%error, "this kernel lacks what the ring transport needs; using the plain one");
+                TransportChoice::Plain
+            }
+        },
+    };
+    tracing::info!(transport = ?chosen, "transport");
+    Ok(chosen)
 }
 
 fn transport_settings(settings: &Settings) -> TransportSettings {
@@ -421,10 +424,10 @@ fn resp_settings(settings: &Settings, password: Option<Arc<str>>) -> RespSetting
 }
 
 /// glommio's own ring has an entry per wait: with the plain transport each connection waits in it.
-fn ring_depth(settings: &Settings, cores: usize) -> usize {
-    let waits = match settings.transport.kind {
-        TransportChoice::Ring => DATA_RING_DEPTH,
-        TransportChoice::Auto | TransportChoice::Plain => settings.limits.connections_max.div_ceil(cores),
+fn ring_depth(settings: &Settings, transport: TransportChoice, cores: usize) -> usize {
+    let waits = match transport {
+        TransportChoice::Plain => settings.limits.connections_max.div_ceil(cores),
+        TransportChoice::Ring | TransportChoice::Auto => DATA_RING_DEPTH,
     };
     waits.clamp(DATA_RING_DEPTH, RING_DEPTH_MAX).next_power_of_two()
 }

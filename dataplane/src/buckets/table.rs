@@ -136,7 +136,7 @@ pub struct Take<'t> {
     slot: &'t AtomicU128,
     seen: u128,
     word: u128,
-    rate: Rate,
+    rate: &'t Rate,
     cost: u32,
 }
 
@@ -152,7 +152,7 @@ impl Take<'_> {
     pub fn give_back(&self) {
         let mut seen = self.slot.load(Ordering::Acquire);
         while fingerprint(seen) == fingerprint(self.word) {
-            let level = Level::unpack(seen).with_back(&self.rate, self.cost);
+            let level = Level::unpack(seen).with_back(self.rate, self.cost);
             let word = level.pack(fingerprint(seen));
             match self.slot.compare_exchange(seen, word, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return,
@@ -219,11 +219,11 @@ impl BucketTable {
     /// Works out taking `cost` tokens from a bucket that is there and holds them, without doing it. Also returns the
     /// level that would be left.
     #[inline(always)]
-    pub fn prepare(&self, key: u64, rate: &Rate, cost: u32, now_ms: u64) -> Option<(Take<'_>, Level)> {
+    pub fn prepare<'t>(&'t self, key: u64, rate: &'t Rate, cost: u32, now_ms: u64) -> Option<(Take<'t>, Level)> {
         let (slot, seen) = self.find(key)?;
         let level = Level::unpack(seen).refilled(rate, now_ms);
         let level = Level { tokens: level.tokens.checked_sub(cost)?, ..level };
-        Some((Take { slot, seen, word: level.pack(fingerprint_of(key)), rate: *rate, cost }, level))
+        Some((Take { slot, seen, word: level.pack(fingerprint_of(key)), rate, cost }, level))
     }
 
     /// Takes `cost` tokens, at most the capacity, from a probed bucket. If the bucket changed since, it is probed

@@ -31,7 +31,7 @@ pub(super) fn page(process: &Process) -> String {
         "version": env!("CARGO_PKG_VERSION"),
         "stage": format!("{:?}", process.lifecycle.stage()).to_lowercase(),
         "uptime_ms": process.clock.now().mono_ms,
-        "transport": process.transport.get(),
+        "transport": process.transport,
         "resp": process.resp_address.to_string(),
         "ops": process.ops_address.to_string(),
         "unix": process.settings.resp.listen_unix,

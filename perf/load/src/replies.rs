@@ -380,9 +380,35 @@ fn throttle(cursor: &mut Cursor<'_>, expectations: &Expectations) -> Result<Kind
     }
 }
 
-#[inline]
+#[inline(always)]
 fn demand(holds: bool, expected: &str) -> Result<(), Stop> {
-    if holds { Ok(()) } else { Err(Stop::Wrong(expected.into())) }
+    if holds { Ok(()) } else { unmet(expected) }
+}
+
+#[cold]
+fn unmet(expected: &str) -> Result<(), Stop> {
+    Err(Stop::Wrong(expected.into()))
+}
+
+/// A number of one to six digits and the end of its line at the front of a word (the first byte lowest); also how many
+/// bytes these are. All eight bytes are looked at together, which is several times faster than one by one.
+#[inline(always)]
+fn short_number(word: u64) -> Option<(i64, usize)> {
+    const EACH: u64 = 0x0101_0101_0101_0101;
+    const LINE_END: u64 = 0x0a0d;
+    // 0 to 9 where there is a digit; the high bit of a byte of `others` is set at the first byte that is none.
+    let values = word ^ (EACH * 0x30);
+    let others = ((values + EACH * 0x76) | values) & (EACH * 0x80);
+    let digits = (others.trailing_zeros() / 8) as usize;
+    if !(1..=6).contains(&digits) || (word >> (8 * digits)) & 0xffff != LINE_END {
+        return None;
+    }
+    // Leading zeros up to eight digits, then pairs, fours, eight.
+    let ones = values << (64 - 8 * digits);
+    let pairs = (ones * 10 + (ones >> 8)) & 0x00ff_00ff_00ff_00ff;
+    let fours = (pairs * 100 + (pairs >> 16)) & 0x0000_ffff_0000_ffff;
+    let value = (fours * 10_000 + (fours >> 32)) & 0xffff_ffff;
+    Some((value.cast_signed(), digits + 2))
 }
 
 /// Bytes, and how far they are read.
@@ -393,19 +419,37 @@ struct Cursor<'a> {
 
 impl Cursor<'_> {
     /// These very bytes.
-    #[inline]
+    #[inline(always)]
     fn literal(&mut self, expected: &[u8]) -> Result<(), Stop> {
         let rest = &self.bytes[self.at..];
         if rest.starts_with(expected) {
             self.at += expected.len();
             return Ok(());
         }
-        if expected.starts_with(rest) { Err(Stop::Partial) } else { Err(Stop::Wrong(excerpt(expected))) }
+        self.not_literal(expected)
+    }
+
+    #[cold]
+    fn not_literal(&self, expected: &[u8]) -> Result<(), Stop> {
+        let partial = expected.starts_with(&self.bytes[self.at..]);
+        Err(if partial { Stop::Partial } else { Stop::Wrong(excerpt(expected)) })
     }
 
     /// Digits, perhaps with a minus, and the end of the line.
-    #[inline]
+    #[inline(always)]
     fn integer(&mut self) -> Result<i64, Stop> {
+        if let Some(word) = self.bytes[self.at..].first_chunk()
+            && let Some((value, len)) = short_number(u64::from_le_bytes(*word))
+        {
+            self.at += len;
+            return Ok(value);
+        }
+        self.any_integer()
+    }
+
+    /// The same, byte by byte: for long numbers, negative ones, those at the end of the input, and wrong ones.
+    #[inline(never)]
+    fn any_integer(&mut self) -> Result<i64, Stop> {
         const DIGITS_MAX: usize = 18;
         let rest = &self.bytes[self.at..];
         let minus = usize::from(rest.first() == Some(&b'-'));

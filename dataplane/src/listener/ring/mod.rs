@@ -27,7 +27,12 @@ use std::{io, os::fd::OwnedFd, time::Duration};
 use slab::Slab;
 
 use self::uring::{Completion, GENERATION_MASK, Kind, SendBuffer, Tag, Uring};
-use super::{Port, REFUSAL, park, park::Pulse, placement::Placed, sockets};
+use super::{
+    Port, REFUSAL, TransportSettings, park,
+    park::Pulse,
+    placement::{Placed, Placement},
+    sockets,
+};
 use crate::{
     clock::Now,
     engine::{ConnId, Engine, Flow},
@@ -36,6 +41,10 @@ use crate::{
 
 /// glommio's own timers and sockets get a turn at least this often while the driver is busy.
 const YIELD_EVERY_US: u64 = 500;
+/// Receive buffers of a ring that only asks what the kernel can do.
+const PROBE_BUFFERS: u16 = 16;
+/// See [`PROBE_BUFFERS`].
+const PROBE_BUFFER_BYTES: u32 = 4096;
 /// How often connections are looked over for timeouts.
 const SURVEY_EVERY_MS: u64 = 250;
 /// While leaving, a connection on which nothing came for this long has nothing in hand.
@@ -79,30 +88,40 @@ pub struct Driver {
 }
 
 impl Driver {
+    /// Whether this kernel can do what the ring needs.
+    ///
+    /// # Errors
+    ///
+    /// What it cannot do.
+    pub fn probe(settings: &TransportSettings) -> io::Result<()> {
+        let placement = Placement::new(1, 1)?;
+        // Few and small buffers: their memory is never given back.
+        let (entries, doorbell) = (settings.ring_entries, placement.doorbell(0).descriptor());
+        Uring::new(entries, PROBE_BUFFERS, PROBE_BUFFER_BYTES, doorbell).map(drop)
+    }
+
     /// Sets up the ring on this thread.
     ///
     /// # Errors
     ///
-    /// When the kernel lacks something that the ring needs; the plain transport then does the work.
-    pub fn new(port: Port, engine: Engine) -> Result<Self, Box<(io::Error, Port, Engine)>> {
+    /// When the kernel has not enough of something.
+    pub fn new(port: Port, engine: Engine) -> io::Result<Self> {
         let doorbell = port.placement.doorbell(port.core).descriptor();
         let settings = &port.settings;
-        match Uring::new(settings.ring_entries, settings.ring_buffers, settings.ring_buffer_bytes, doorbell) {
-            Ok(uring) => Ok(Self {
-                now: port.clock.now(),
-                port,
-                engine,
-                uring,
-                sockets: Slab::new(),
-                completions: Vec::with_capacity(1024),
-                generation: 0,
-                accepting: false,
-                accepts_to_retry: Vec::new(),
-                surveyed_at_ms: 0,
-                happened: false,
-            }),
-            Err(error) => Err(Box::new((error, port, engine))),
-        }
+        let uring = Uring::new(settings.ring_entries, settings.ring_buffers, settings.ring_buffer_bytes, doorbell)?;
+        Ok(Self {
+            now: port.clock.now(),
+            port,
+            engine,
+            uring,
+            sockets: Slab::new(),
+            completions: Vec::with_capacity(1024),
+            generation: 0,
+            accepting: false,
+            accepts_to_retry: Vec::new(),
+            surveyed_at_ms: 0,
+            happened: false,
+        })
     }
 
     /// Serves until the lifecycle says that it is over.

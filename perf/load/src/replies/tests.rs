@@ -240,3 +240,17 @@ fn echoed_bytes_are_compared_wherever_they_are_cut() {
         }
     }
 }
+
+#[test]
+fn short_numbers_are_read_like_any() {
+    for number in (0..1_100).chain([9_999, 10_000, 99_999, 100_000, 999_999, 1_000_000, 12_345_678]) {
+        for tail in ["\r\n:1\r\n$1", "\r\n", "\n\r:1234567", "\r:1234567", "x\r\n12345", "/\r\n12345", ""] {
+            let text = format!("{number}{tail}");
+            let read = |how: fn(&mut Cursor<'_>) -> Result<i64, Stop>| {
+                let mut cursor = Cursor { bytes: text.as_bytes(), at: 0 };
+                how(&mut cursor).ok().map(|value| (value, cursor.at))
+            };
+            assert_eq!(read(|cursor| cursor.integer()), read(|cursor| cursor.any_integer()), "{text:?}");
+        }
+    }
+}
