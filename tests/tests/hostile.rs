@@ -92,6 +92,24 @@ fn requests_that_come_byte_by_byte_are_understood() {
 }
 
 #[test]
+fn a_client_that_has_said_everything_still_hears_everything() {
+    const CHECKS: usize = 500;
+    for setup in Setup::all() {
+        let mut server = Server::start(&setup, POLICY);
+        for _ in 0..20 {
+            let mut client = server.connect();
+            client.send(&request(&["CHECK", "key", "a"]).repeat(CHECKS));
+            client.stream().shutdown(std::net::Shutdown::Write).unwrap();
+            for at in 0..CHECKS {
+                assert!(matches!(client.receive(), Some(Reply::Array(_))), "reply {at} is lost");
+            }
+            assert_eq!(client.receive(), None);
+        }
+        is_well(&mut server);
+    }
+}
+
+#[test]
 fn half_a_request_waits_and_holds_up_nobody() {
     for setup in Setup::transports() {
         let mut server = Server::start(&setup, POLICY);

@@ -318,6 +318,10 @@ impl Driver {
 
     /// Does what a connection needs next: send, start or stop receiving, close.
     fn attend(&mut self, conn: ConnId) -> io::Result<()> {
+        if self.sockets.get(conn.index()).is_some_and(|socket| socket.finished) {
+            // Its last requests may have come in this very round; they are answered before it is let go.
+            self.engine.settle();
+        }
         let Some(socket) = self.sockets.get_mut(conn.index()) else {
             return Ok(());
         };
