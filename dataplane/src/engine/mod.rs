@@ -520,10 +520,7 @@ impl Engine {
                 }
             }
             mark(&mut self.dirty, session, pending.conn);
-            if session.output.len() > self.settings.output_backlog_bytes && !session.paused {
-                session.paused = true;
-                self.counters.output_backlogs.add(1);
-            }
+            pause_behind(session, self.settings.output_backlog_bytes, &self.counters);
         }
         tally_here.publish(&self.counters);
         self.counters.set_table(&self.table_counts);
@@ -599,10 +596,7 @@ impl Engine {
         let session = &mut self.sessions[conn.index()];
         write(&mut session.output);
         mark(&mut self.dirty, session, conn);
-        if session.output.len() > self.settings.output_backlog_bytes && !session.paused {
-            session.paused = true;
-            self.counters.output_backlogs.add(1);
-        }
+        pause_behind(session, self.settings.output_backlog_bytes, &self.counters);
     }
 }
 
@@ -615,6 +609,15 @@ impl Session {
         } else {
             Flow::Open
         }
+    }
+}
+
+/// Pauses a session whose client has more replies waiting than it may.
+#[inline(always)]
+fn pause_behind(session: &mut Session, output_backlog_bytes: usize, counters: &CoreCounters) {
+    if session.output.len() > output_backlog_bytes && !session.paused {
+        session.paused = true;
+        counters.output_backlogs.add(1);
     }
 }
 

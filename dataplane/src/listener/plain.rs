@@ -13,7 +13,7 @@ use futures_lite::{AsyncReadExt, AsyncWriteExt};
 use glommio::{Task, net::TcpStream, spawn_local};
 use slab::Slab;
 
-use super::{Port, REFUSAL, park, park::Pulse, placement::Placed, sockets};
+use super::{GOODBYE_MS, Port, QUIET_MS, REFUSAL, park, park::Pulse, placement::Placed, sockets};
 use crate::{
     engine::{ConnId, Engine, Flow},
     lifecycle::Stage,
@@ -21,10 +21,6 @@ use crate::{
 
 /// Bytes that one receive takes at most.
 const RECEIVE_BYTES: usize = 16 * 1024;
-/// While leaving, a connection on which nothing came for this long has nothing in hand.
-const QUIET_MS: u64 = 100;
-/// And this long after we have closed our half, the connection is closed whether the client has done so or not.
-const GOODBYE_MS: u64 = 500;
 
 /// What the tasks of a core share.
 struct Core {

@@ -28,7 +28,7 @@ use slab::Slab;
 
 use self::uring::{Completion, GENERATION_MASK, Kind, SendBuffer, Tag, Uring};
 use super::{
-    Port, REFUSAL, TransportSettings, park,
+    GOODBYE_MS, Port, QUIET_MS, REFUSAL, TransportSettings, park,
     park::Pulse,
     placement::{Placed, Placement},
     sockets,
@@ -47,10 +47,6 @@ const PROBE_BUFFERS: u16 = 16;
 const PROBE_BUFFER_BYTES: u32 = 4096;
 /// How often connections are looked over for timeouts.
 const SURVEY_EVERY_MS: u64 = 250;
-/// While leaving, a connection on which nothing came for this long has nothing in hand.
-const QUIET_MS: u64 = 100;
-/// And this long after we have closed our half, the connection is closed whether the client has done so or not.
-const GOODBYE_MS: u64 = 500;
 
 /// One connection's socket.
 struct Socket {
