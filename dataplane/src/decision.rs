@@ -127,27 +127,39 @@ pub fn decide<T: Tally>(ground: &Ground<'_, T>, applied: &[Applied], cost: u32, 
                 _ => decide_all(ground, applied, cost, counts),
             }
         }
-        several => decide_enforced(ground, several, cost).unwrap_or_else(|| decide_all(ground, several, cost, counts)),
+        several => decide_all(ground, several, cost, counts),
     }
 }
 
-/// The common case of several rules: all enforce a limit, all buckets are there, all hold the cost, and nobody interferes.
-/// Anything else is undone, where anything was done, and `None`: [`decide_all`] then decides from the beginning.
-#[inline]
-fn decide_enforced<T: Tally>(ground: &Ground<'_, T>, applied: &[Applied], cost: u32) -> Option<Verdict> {
-    if cost == 0 || applied.len() > ENFORCED_MAX {
+/// The common case in a hurry: takes `cost` from a bucket that is there and holds it, if nobody interferes.
+///
+/// `None` where any of that is not so; nothing has happened then, and [`decide`] decides.
+#[inline(always)]
+pub fn take_one(table: &BucketTable, key: u64, rate: &Rate, cost: u32, now_ms: u64) -> Option<Level> {
+    let (take, level) = table.prepare(key, rate, cost, now_ms)?;
+    take.commit().then_some(level)
+}
+
+/// The same for several buckets: from all of them or from none. Returns the level with the fewest tokens and its place,
+/// the first among equals.
+#[inline(always)]
+pub fn take_several<'t>(
+    table: &'t BucketTable,
+    buckets: impl ExactSizeIterator<Item = Option<(u64, &'t Rate)>>,
+    cost: u32,
+    now_ms: u64,
+) -> Option<(Level, usize)> {
+    let mut takes: SmallVec<[Take<'_>; HURRIED_MAX]> = SmallVec::new();
+    if buckets.len() > HURRIED_MAX {
         return None;
     }
-    let now_ms = ground.moment.now_ms;
-    let mut takes: SmallVec<[Take<'_>; ENFORCED_MAX]> = SmallVec::new();
-    let mut tightest: Option<(Level, &Rate, u32)> = None;
-    for one in applied {
-        let rule = &ground.snapshot.rules()[one.rule as usize];
-        let (Mode::Enforce, Grant::Limit(rate)) = (rule.mode, ground.snapshot.grant(*one)) else { return None };
-        let (prepared, level) = ground.table.prepare(one.key, rate, cost, now_ms)?;
+    let mut tightest: Option<(Level, usize)> = None;
+    for (at, bucket) in buckets.enumerate() {
+        let (key, rate) = bucket?;
+        let (prepared, level) = table.prepare(key, rate, cost, now_ms)?;
         takes.push(prepared);
-        if tightest.is_none_or(|(least, ..)| level.tokens < least.tokens) {
-            tightest = Some((level, rate, one.rule));
+        if tightest.is_none_or(|(least, _)| level.tokens < least.tokens) {
+            tightest = Some((level, at));
         }
     }
     for (at, take) in takes.iter().enumerate() {
@@ -156,12 +168,11 @@ fn decide_enforced<T: Tally>(ground: &Ground<'_, T>, applied: &[Applied], cost: 
             return None;
         }
     }
-    applied.iter().for_each(|one| ground.tally.count(one.rule, Reason::Allowed));
-    tightest.map(|(level, rate, rule)| verdict(Ok(level), rate, cost, rule, now_ms))
+    tightest
 }
 
-/// Rules that the common case takes on.
-const ENFORCED_MAX: usize = 4;
+/// Rules that [`take_several`] takes on.
+const HURRIED_MAX: usize = 4;
 
 /// Checks one bucket by itself: the whole of `CL.THROTTLE` and `THROTTLE`.
 #[inline]

@@ -8,9 +8,6 @@ pub const INLINE_BYTES_MAX: usize = 64 * 1024;
 pub const HEADER_DIGITS_MAX: usize = 10;
 /// Checks that are parsed and prefetched before they are decided. More hide no more cache misses.
 pub const BATCH_CHECKS_MAX: usize = 128;
-/// Bytes of a check's or a throttle's reply before the rule's name: five 64-bit integers and the framing, with room for
-/// a write of a block to run over.
-pub const CHECK_HEAD_BYTES_MAX: usize = 8 + 5 * 23 + 32;
 /// Output buffers that a core keeps for reuse, and the capacity above which one is given back to the allocator.
 pub const SPARE_BUFFERS_MAX: usize = 1024;
 /// See [`SPARE_BUFFERS_MAX`].
@@ -18,5 +15,4 @@ pub const SPARE_BUFFER_BYTES_MAX: usize = 64 * 1024;
 /// Bytes of a name that a client gives itself by CLIENT SETNAME.
 pub const CLIENT_NAME_BYTES_MAX: usize = 128;
 
-const _: () = assert!(CHECK_HEAD_BYTES_MAX <= 256, "a reply is built on the stack");
 const _: () = assert!(BATCH_CHECKS_MAX.is_power_of_two());

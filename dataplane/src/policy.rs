@@ -7,12 +7,13 @@ use std::{collections::HashMap, sync::Arc};
 
 use arc_swap::ArcSwap;
 use policy_sync::{
-    model::Policy,
-    snapshot::{Grant, Snapshot, compile::CompileError},
+    model::{Mode, Policy},
+    rate::Rate,
+    snapshot::{CompiledRule, Grant, Snapshot, compile::CompileError},
 };
 use thiserror::Error;
 
-use crate::{decision::UNLIMITED, resp::reply::RuleTail};
+use crate::{decision::UNLIMITED, resp::reply::RuleReply};
 
 /// A policy ready to decide with.
 pub struct LoadedPolicy {
@@ -20,10 +21,18 @@ pub struct LoadedPolicy {
     pub snapshot: Snapshot,
     /// The policy as it was read, for people.
     pub policy: Policy,
-    /// By rule: its counters' slot.
-    pub slots: Box<[u32]>,
-    /// By rule: the end of a check's reply.
-    pub reply_tails: Box<[RuleTail]>,
+    /// By rule: what deciding and answering need of it.
+    pub cards: Box<[RuleCard]>,
+}
+
+/// What deciding and answering need of a rule, side by side.
+pub struct RuleCard {
+    /// The rule's own limit, where it is one that the rule enforces: all that a check without an override needs.
+    pub enforced: Option<Rate>,
+    /// Its counters' slot.
+    pub slot: u32,
+    /// Its part of a check's reply.
+    pub reply: RuleReply,
 }
 
 /// Where the cores find the policy in force.
@@ -74,7 +83,7 @@ impl RuleSlots {
     }
 
     /// Gives each of a policy's rules its slot. Returns those that were taken from another name.
-    fn assign(&mut self, names: &[&str]) -> Result<(Box<[u32]>, Vec<u32>), LoadError> {
+    fn assign(&mut self, names: &[&str]) -> Result<(Vec<u32>, Vec<u32>), LoadError> {
         if names.len() > self.max {
             return Err(LoadError::TooManyRules { rules: names.len(), max: self.max });
         }
@@ -125,15 +134,18 @@ impl LoadedPolicy {
         let snapshot = Snapshot::compile(&policy, seed)?;
         let names: Vec<&str> = policy.rules.iter().map(|rule| rule.name.as_str()).collect();
         let (slots, reused) = slots.assign(&names)?;
-        let reply_tails = snapshot
-            .rules()
-            .iter()
-            .map(|rule| match rule.allowance {
-                Grant::Limit(rate) => RuleTail::new(&rule.name, i64::from(rate.capacity)),
-                Grant::Deny | Grant::Exempt => RuleTail::new(&rule.name, UNLIMITED),
-            })
-            .collect();
-        Ok((Self { snapshot, slots, reply_tails, policy }, reused))
+        let cards = snapshot.rules().iter().zip(slots).map(|(rule, slot)| RuleCard::new(rule, slot)).collect();
+        Ok((Self { snapshot, cards, policy }, reused))
+    }
+}
+
+impl RuleCard {
+    fn new(rule: &CompiledRule, slot: u32) -> Self {
+        let (limit, enforced) = match rule.allowance {
+            Grant::Limit(rate) => (i64::from(rate.capacity), (rule.mode == Mode::Enforce).then_some(rate)),
+            Grant::Deny | Grant::Exempt => (UNLIMITED, None),
+        };
+        Self { enforced, slot, reply: RuleReply::new(&rule.name, limit) }
     }
 }
 
@@ -145,11 +157,11 @@ mod tests {
     #[test]
     fn a_rule_keeps_its_slot_and_a_gone_one_is_reused_last() {
         let mut slots = RuleSlots::new(3);
-        assert_eq!(slots.assign(&["a", "b"]).unwrap(), ([0, 1].into(), vec![]));
-        assert_eq!(slots.assign(&["b"]).unwrap(), ([1].into(), vec![]));
-        assert_eq!(slots.assign(&["b", "c"]).unwrap(), ([1, 2].into(), vec![]));
-        assert_eq!(slots.assign(&["a", "c"]).unwrap(), ([0, 2].into(), vec![]));
-        assert_eq!(slots.assign(&["d", "c"]).unwrap(), ([1, 2].into(), vec![1]), "b was out for longest");
+        assert_eq!(slots.assign(&["a", "b"]).unwrap(), (vec![0, 1], vec![]));
+        assert_eq!(slots.assign(&["b"]).unwrap(), (vec![1], vec![]));
+        assert_eq!(slots.assign(&["b", "c"]).unwrap(), (vec![1, 2], vec![]));
+        assert_eq!(slots.assign(&["a", "c"]).unwrap(), (vec![0, 2], vec![]));
+        assert_eq!(slots.assign(&["d", "c"]).unwrap(), (vec![1, 2], vec![1]), "b was out for longest");
         let names = ["1", "2", "3", "4"];
         assert_eq!(slots.assign(&names), Err(LoadError::TooManyRules { rules: 4, max: 3 }));
     }

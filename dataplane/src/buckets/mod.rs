@@ -15,5 +15,5 @@ mod loom_tests;
 
 pub use self::{
     table::{BucketTable, Probe, TableCounts},
-    word::Level,
+    word::{AT_MS_MAX, Level},
 };

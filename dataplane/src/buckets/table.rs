@@ -216,10 +216,11 @@ impl BucketTable {
         }
     }
 
-    /// Works out taking `cost` tokens from a bucket that is there and holds them, without doing it. Also returns the
-    /// level that would be left.
+    /// Works out taking `cost` tokens, at least one, from a bucket that is there and holds them, without doing it. Also
+    /// returns the level that would be left.
     #[inline(always)]
     pub fn prepare<'t>(&'t self, key: u64, rate: &'t Rate, cost: u32, now_ms: u64) -> Option<(Take<'t>, Level)> {
+        debug_assert!(cost > 0, "who only looks writes nothing");
         let (slot, seen) = self.find(key)?;
         let level = Level::unpack(seen).refilled(rate, now_ms);
         let level = Level { tokens: level.tokens.checked_sub(cost)?, ..level };

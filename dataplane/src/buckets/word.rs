@@ -79,29 +79,29 @@ impl Level {
     /// ticks only, so no part of a second is lost however often the bucket is used.
     #[inline(always)]
     pub fn refilled(self, rate: &Rate, now_ms: u64) -> Self {
-        if self.tokens >= rate.capacity {
-            return Self { tokens: rate.capacity, units: 0, at_ms: now_ms.clamp(self.at_ms, AT_MS_MAX) };
+        debug_assert!(now_ms <= AT_MS_MAX, "the clock stops at the last millisecond that a word can hold");
+        let elapsed_ms = now_ms.saturating_sub(self.at_ms);
+        let (ticks, at_ms) = match rate.tick_ms {
+            1 => (elapsed_ms, self.at_ms + elapsed_ms),
+            tick_ms => whole_ticks(elapsed_ms, self.at_ms, tick_ms),
+        };
+        if self.tokens < rate.capacity && ticks < rate.ticks_to_full {
+            // A rule change may leave more units than the new rate's token has; see `policy_sync::rate`.
+            let units = u64::from(self.units.min(rate.units_per_token - 1));
+            if ticks == 0 {
+                return Self { units: units as u32, ..self };
+            }
+            // Below capacity × 2^24 + one tick's units, so below 2^56; and whole tokens below capacity + 2^31.
+            let units = units + ticks * rate.units_per_tick;
+            let whole = units / u64::from(rate.units_per_token);
+            let tokens = u64::from(self.tokens) + whole;
+            if tokens < u64::from(rate.capacity) {
+                // Both are below their bounds: tokens by the branch, units as a remainder.
+                let units = units - whole * u64::from(rate.units_per_token);
+                return Self { tokens: tokens as u32, units: units as u32, at_ms };
+            }
         }
-        let elapsed_ms = now_ms.min(AT_MS_MAX).saturating_sub(self.at_ms);
-        let ticks = if rate.tick_ms == 1 { elapsed_ms } else { elapsed_ms / u64::from(rate.tick_ms) };
-        // A rule change may leave more units than the new rate's token has; see `policy_sync::rate`.
-        let units = self.units.min(rate.units_per_token - 1);
-        if ticks == 0 {
-            return Self { units, ..self };
-        }
-        if ticks >= rate.ticks_to_full {
-            return Self { tokens: rate.capacity, units: 0, at_ms: now_ms.min(AT_MS_MAX) };
-        }
-        // Below capacity × 2^24 + one tick's units, so below 2^56.
-        let units = u64::from(units) + ticks * rate.units_per_tick;
-        let tokens = u64::from(self.tokens) + units / u64::from(rate.units_per_token);
-        let at_ms = self.at_ms + ticks * u64::from(rate.tick_ms);
-        if tokens >= u64::from(rate.capacity) {
-            Self { tokens: rate.capacity, units: 0, at_ms: now_ms.min(AT_MS_MAX) }
-        } else {
-            // Both are below their bounds: tokens by the branch, units as a remainder.
-            Self { tokens: tokens as u32, units: (units % u64::from(rate.units_per_token)) as u32, at_ms }
-        }
+        Self { tokens: rate.capacity, units: 0, at_ms: self.at_ms + elapsed_ms }
     }
 
     /// The level after giving tokens back.
@@ -120,9 +120,17 @@ impl Level {
             return 0;
         }
         let missing = u64::from(tokens - self.tokens) * u64::from(rate.units_per_token) - u64::from(self.units);
-        let ticks = missing.div_ceil(rate.units_per_tick);
+        // Rounded up; both are below 2^56.
+        let ticks = (missing + rate.units_per_tick - 1) / rate.units_per_tick;
         (self.at_ms + ticks * u64::from(rate.tick_ms)).saturating_sub(now_ms)
     }
+}
+
+/// How many whole ticks have passed, and when the last of them ended.
+#[inline(never)]
+fn whole_ticks(elapsed_ms: u64, at_ms: u64, tick_ms: u32) -> (u64, u64) {
+    let ticks = elapsed_ms / u64::from(tick_ms);
+    (ticks, at_ms + ticks * u64::from(tick_ms))
 }
 
 /// The fingerprint in a word; 0 for an empty slot.

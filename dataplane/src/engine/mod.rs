@@ -27,16 +27,16 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub use self::session::ConnId;
 use self::{recall::Recall, session::Session};
 use crate::{
-    buckets::{BucketTable, TableCounts, table::Moment},
+    buckets::{AT_MS_MAX, BucketTable, TableCounts, table::Moment},
     clock::Now,
     decision::{self, Answer, Ground, Reason, Tally},
     limits::{BATCH_CHECKS_MAX, SPARE_BUFFER_BYTES_MAX, SPARE_BUFFERS_MAX},
     metrics::counters::CoreCounters,
-    policy::{LoadedPolicy, PolicyInForce},
+    policy::{LoadedPolicy, PolicyInForce, RuleCard},
     resp::{
         command::{self, CommandError, Dialect, Throttle},
         frame::{Args, Cursor, ProtocolError, RequestLimits},
-        reply::{self, RuleTail},
+        reply::{self, RuleReply},
     },
 };
 use policy_sync::rate::Rate;
@@ -80,7 +80,7 @@ pub struct Engine {
     throttles: Vec<PendingThrottle>,
     scratch: Vec<u8>,
     spare_buffers: Vec<Vec<u8>>,
-    no_rule_tail: RuleTail,
+    no_rule: RuleReply,
     recall: Recall,
     /// Counts the policies that this core has seen, from 1.
     generation: u64,
@@ -110,6 +110,8 @@ struct Pending {
 
 #[derive(Clone, Copy)]
 enum Ask {
+    /// A CHECK to which one rule applies that enforces its own limit; the bucket's key.
+    One { rule: u32, key: u64 },
     /// A CHECK; this many of `Engine::applied` are its rules.
     Check { rules: u32 },
     /// A throttle call, the next of `Engine::throttles`.
@@ -127,13 +129,13 @@ struct PendingThrottle {
 /// The counters of a core with the slots of a policy.
 struct RuleTally<'a> {
     counters: &'a CoreCounters,
-    slots: &'a [u32],
+    cards: &'a [RuleCard],
 }
 
 impl Tally for RuleTally<'_> {
     #[inline(always)]
     fn count(&self, rule: u32, reason: Reason) {
-        self.counters.rule(self.slots[rule as usize], reason).add(1);
+        self.counters.rule(self.cards[rule as usize].slot, reason).add(1);
     }
 }
 
@@ -184,7 +186,7 @@ impl Engine {
             throttles: Vec::with_capacity(BATCH_CHECKS_MAX),
             scratch: Vec::with_capacity(1024),
             spare_buffers: Vec::new(),
-            no_rule_tail: RuleTail::new("", decision::UNLIMITED),
+            no_rule: RuleReply::new("", decision::UNLIMITED),
             recall: Recall::new(),
             generation: 1,
             first_id: index as u64 + 1,
@@ -195,7 +197,7 @@ impl Engine {
     /// Begins a wake-up: the time, and the policy that holds until the next one.
     #[inline]
     pub fn tick(&mut self, now: Now) {
-        self.now = now;
+        self.now = Now { mono_ms: now.mono_ms.min(AT_MS_MAX), ..now };
         let in_force = self.policy_cache.load();
         if !Arc::ptr_eq(in_force, &self.policy) {
             self.policy = Arc::clone(in_force);
@@ -423,8 +425,13 @@ impl Engine {
         for one in applied {
             self.table.prefetch(one.key);
         }
+        // In a hurry are only those that take something from a limit of the rule's own.
+        let one = match applied {
+            [only] if cost > 0 && self.policy.cards[only.rule as usize].enforced.is_some() => Some(only.rule),
+            _ => None,
+        };
         let recipe = || snapshot.recipe(&attributes, last_is_known, applied);
-        self.recall.learn(&bytes[..last_at], cost, self.generation, recipe);
+        self.recall.learn(&bytes[..last_at], cost, one, self.generation, recipe);
         // At most `RULES_PER_CHECK_MAX`.
         self.pending.push(Pending { conn, cost, ask: Ask::Check { rules: applied.len() as u32 } });
         Ok(Some(()))
@@ -437,14 +444,20 @@ impl Engine {
         let mut cursor = Cursor::new(&bytes[len..]);
         // What is wrong or incomplete is for the long way to say.
         let value = cursor.bulk(&self.settings.request).ok()??;
-        let before = self.applied.len();
-        self.policy.snapshot.follow(&entry.recipe, value, &mut self.applied);
         let cost = entry.cost;
-        for one in &self.applied[before..] {
-            self.table.prefetch(one.key);
-        }
-        let rules = (self.applied.len() - before) as u32;
-        self.pending.push(Pending { conn, cost, ask: Ask::Check { rules } });
+        let ask = if let Some(rule) = entry.one {
+            let key = self.policy.snapshot.follow_one(&entry.recipe, value);
+            self.table.prefetch(key);
+            Ask::One { rule, key }
+        } else {
+            let before = self.applied.len();
+            self.policy.snapshot.follow(&entry.recipe, value, &mut self.applied);
+            for one in &self.applied[before..] {
+                self.table.prefetch(one.key);
+            }
+            Ask::Check { rules: (self.applied.len() - before) as u32 }
+        };
+        self.pending.push(Pending { conn, cost, ask });
         Some(len + cursor.consumed())
     }
 
@@ -485,43 +498,30 @@ impl Engine {
             return;
         }
         let moment = Moment { now_ms: self.now.mono_ms, fill_ms_max: self.fill_ms_max };
-        let tally = RuleTally { counters: &self.counters, slots: &self.policy.slots };
+        let tally = RuleTally { counters: &self.counters, cards: &self.policy.cards };
         let ground = Ground { snapshot: &self.policy.snapshot, table: &self.table, moment, tally: &tally };
-        let mut tally_here = Totals::default();
-        let mut applied = &self.applied[..];
-        let mut throttles = &self.throttles[..];
-        for pending in &self.pending {
-            let session = &mut self.sessions[pending.conn.index()];
+        let mut desk = Desk {
+            ground,
+            cards: &self.policy.cards,
+            no_rule: &self.no_rule,
+            applied: &self.applied,
+            throttles: &self.throttles,
+            table_counts: &mut self.table_counts,
+            totals: Totals::default(),
+        };
+        for run in self.pending.chunk_by(|one, next| one.conn == next.conn) {
+            let conn = run[0].conn;
+            let session = &mut self.sessions[conn.index()];
             if session.output.capacity() == 0 {
                 session.output = self.spare_buffers.pop().unwrap_or_default();
             }
-            match pending.ask {
-                Ask::Check { rules } => {
-                    let (these, rest) = applied.split_at(rules as usize);
-                    applied = rest;
-                    let verdict = decision::decide(&ground, these, pending.cost, &mut self.table_counts);
-                    tally_here.check(&verdict, rules);
-                    let tail = verdict.rule.map_or(&self.no_rule_tail, |rule| &self.policy.reply_tails[rule as usize]);
-                    reply::check(&verdict, tail, &mut session.output);
-                }
-                Ask::Throttle => {
-                    let (PendingThrottle { dialect, key, rate }, rest) = throttles.split_first().map_or_else(
-                        || unreachable!("each pending throttle call has its entry"),
-                        |(first, rest)| (*first, rest),
-                    );
-                    throttles = rest;
-                    let outcome = decision::take(&self.table, key, &rate, pending.cost, moment, &mut self.table_counts);
-                    let verdict = decision::verdict(outcome, &rate, pending.cost, 0, moment.now_ms);
-                    tally_here.throttle(&verdict);
-                    match dialect {
-                        Dialect::RedisCell => reply::cl_throttle(&verdict, &mut session.output),
-                        Dialect::Throttlecrab => reply::throttle(&verdict, &mut session.output),
-                    }
-                }
+            for pending in run {
+                desk.answer(*pending, &mut session.output);
             }
-            mark(&mut self.dirty, session, pending.conn);
+            mark(&mut self.dirty, session, conn);
             pause_behind(session, self.settings.output_backlog_bytes, &self.counters);
         }
+        let tally_here = desk.totals;
         tally_here.publish(&self.counters);
         self.counters.set_table(&self.table_counts);
         self.pending.clear();
@@ -646,6 +646,96 @@ fn push_attribute<'a>(
     }
 }
 
+/// Where pending requests are decided and answered, one after the other.
+struct Desk<'a> {
+    ground: Ground<'a, RuleTally<'a>>,
+    cards: &'a [RuleCard],
+    no_rule: &'a RuleReply,
+    /// The rules of the checks that are still to come.
+    applied: &'a [Applied],
+    /// The throttle calls that are still to come.
+    throttles: &'a [PendingThrottle],
+    table_counts: &'a mut TableCounts,
+    totals: Totals,
+}
+
+impl Desk<'_> {
+    #[inline(always)]
+    fn answer(&mut self, pending: Pending, out: &mut Vec<u8>) {
+        match pending.ask {
+            Ask::One { rule, key } => self.one(rule, key, pending.cost, out),
+            Ask::Check { rules } => {
+                let (these, rest) = self.applied.split_at(rules as usize);
+                self.applied = rest;
+                self.several(these, pending.cost, out);
+            }
+            Ask::Throttle => self.throttle(pending.cost, out),
+        }
+    }
+
+    /// One rule that enforces its own limit: takes and allows, or leaves it to the long way.
+    #[inline(always)]
+    fn one(&mut self, rule: u32, key: u64, cost: u32, out: &mut Vec<u8>) {
+        let card = &self.cards[rule as usize];
+        let now_ms = self.ground.moment.now_ms;
+        if let Some(rate) = &card.enforced
+            && let Some(level) = decision::take_one(self.ground.table, key, rate, cost, now_ms)
+        {
+            self.totals.checks += 1;
+            self.ground.tally.counters.rule(card.slot, Reason::Allowed).add(1);
+            card.reply.allow(level.tokens, level.wait_ms(rate, rate.capacity, now_ms), out);
+        } else {
+            self.long_way(&[Applied { rule, override_index: Applied::NO_OVERRIDE, key }], cost, out);
+        }
+    }
+
+    /// Any number of rules; in a hurry where all of them enforce their own limits.
+    #[inline(always)]
+    fn several(&mut self, applied: &[Applied], cost: u32, out: &mut Vec<u8>) {
+        let (cards, now_ms) = (self.cards, self.ground.moment.now_ms);
+        let buckets = applied.iter().map(|one| {
+            let rate = cards[one.rule as usize].enforced.as_ref()?;
+            (one.override_index == Applied::NO_OVERRIDE).then_some((one.key, rate))
+        });
+        if cost > 0
+            && let Some((level, at)) = decision::take_several(self.ground.table, buckets, cost, now_ms)
+            && let card = &cards[applied[at].rule as usize]
+            && let Some(rate) = &card.enforced
+        {
+            self.totals.checks += 1;
+            applied.iter().for_each(|one| self.ground.tally.count(one.rule, Reason::Allowed));
+            card.reply.allow(level.tokens, level.wait_ms(rate, rate.capacity, now_ms), out);
+        } else {
+            self.long_way(applied, cost, out);
+        }
+    }
+
+    #[inline(never)]
+    fn long_way(&mut self, applied: &[Applied], cost: u32, out: &mut Vec<u8>) {
+        let verdict = decision::decide(&self.ground, applied, cost, self.table_counts);
+        self.totals.check(&verdict, applied.is_empty());
+        let rule = verdict.rule.map_or(self.no_rule, |rule| &self.cards[rule as usize].reply);
+        reply::check(&verdict, rule, out);
+    }
+
+    #[inline(never)]
+    fn throttle(&mut self, cost: u32, out: &mut Vec<u8>) {
+        let (PendingThrottle { dialect, key, rate }, rest) = self
+            .throttles
+            .split_first()
+            .map_or_else(|| unreachable!("each pending throttle call has its entry"), |(first, rest)| (*first, rest));
+        self.throttles = rest;
+        let Ground { table, moment, .. } = self.ground;
+        let outcome = decision::take(table, key, &rate, cost, moment, self.table_counts);
+        let verdict = decision::verdict(outcome, &rate, cost, 0, moment.now_ms);
+        self.totals.throttle(&verdict);
+        match dialect {
+            Dialect::RedisCell => reply::cl_throttle(&verdict, out),
+            Dialect::Throttlecrab => reply::throttle(&verdict, out),
+        }
+    }
+}
+
 /// What one wake-up adds to the core's totals; written once at its end.
 #[derive(Default)]
 struct Totals {
@@ -658,10 +748,10 @@ struct Totals {
 
 impl Totals {
     #[inline(always)]
-    fn check(&mut self, verdict: &decision::Verdict, rules: u32) {
+    fn check(&mut self, verdict: &decision::Verdict, unruled: bool) {
         self.checks += 1;
         self.denied += u64::from(verdict.answer == Answer::Deny);
-        self.unruled += u64::from(rules == 0);
+        self.unruled += u64::from(unruled);
     }
 
     fn throttle(&mut self, verdict: &decision::Verdict) {

@@ -26,6 +26,8 @@ pub(super) struct Entry {
     generation: u64,
     pub(super) recipe: Recipe,
     pub(super) cost: u32,
+    /// The rule, where it is the only one and enforces its own limit.
+    pub(super) one: Option<u32>,
     len: u16,
     patience: u8,
     prefix: [u8; PREFIX_BYTES_MAX],
@@ -42,6 +44,7 @@ impl Recall {
             generation: 0,
             recipe: Recipe::default(),
             cost: 0,
+            one: None,
             len: 0,
             patience: 0,
             prefix: [0; PREFIX_BYTES_MAX],
@@ -63,7 +66,14 @@ impl Recall {
     }
 
     /// Remembers the recipe of the request that begins with `prefix`, unless its slot is in good use.
-    pub(super) fn learn(&mut self, prefix: &[u8], cost: u32, generation: u64, recipe: impl FnOnce() -> Option<Recipe>) {
+    pub(super) fn learn(
+        &mut self,
+        prefix: &[u8],
+        cost: u32,
+        one: Option<u32>,
+        generation: u64,
+        recipe: impl FnOnce() -> Option<Recipe>,
+    ) {
         let (Some(at), Ok(len)) = (slot(prefix), u16::try_from(prefix.len())) else { return };
         if !(CHUNK_BYTES..=PREFIX_BYTES_MAX).contains(&prefix.len()) {
             return;
@@ -74,7 +84,7 @@ impl Recall {
             return;
         }
         if let Some(recipe) = recipe() {
-            *entry = Entry { generation, recipe, cost, len, patience: 1, prefix: entry.prefix };
+            *entry = Entry { generation, recipe, cost, one, len, patience: 1, prefix: entry.prefix };
             entry.prefix[..prefix.len()].copy_from_slice(prefix);
         }
     }
@@ -98,8 +108,11 @@ fn begins_with(bytes: &[u8], prefix: &[u8; PREFIX_BYTES_MAX], len: usize) -> boo
     else {
         return false;
     };
+    if last != last_wanted {
+        return false;
+    }
     let chunks = bytes.as_chunks::<CHUNK_BYTES>().0.iter().zip(prefix.as_chunks::<CHUNK_BYTES>().0);
-    last == last_wanted && chunks.into_iter().all(|(chunk, wanted)| chunk == wanted)
+    chunks.into_iter().all(|(chunk, wanted)| chunk == wanted)
 }
 
 #[cfg(not(loom))]

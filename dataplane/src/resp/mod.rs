@@ -5,3 +5,4 @@
 pub mod command;
 pub mod frame;
 pub mod reply;
+mod writer;

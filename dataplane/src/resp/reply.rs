@@ -1,155 +1,162 @@
 //! Answers to bytes. Each function appends one complete RESP value.
 
-use crate::{
-    decision::{Answer, Verdict},
-    limits::CHECK_HEAD_BYTES_MAX,
-};
+use super::writer::Writer;
+use crate::decision::{Answer, Verdict};
 
-/// Bytes that are copied as one block, whatever their number: the copy is a few wide moves and no call.
-const BLOCK_BYTES: usize = 64;
+/// Bytes of a reply's head: the framing and a limit of at most 20 characters.
+const HEAD_BYTES: usize = 32;
+/// Bytes of a reply's tail that are copied as one block.
+const TAIL_BYTES: usize = 64;
 
-/// Bytes of an allow up to its limit: the framing and at most 20 characters.
-const ALLOW_BYTES: usize = 32;
-
-/// The last part of a check's reply: the rule's name as a bulk string. Made once per policy.
+/// What a check's reply says of the rule that decided, as bytes; made once per policy.
 #[derive(Debug)]
-pub struct RuleTail {
-    /// The beginning of an allow with the rule's own limit, which needs no digits to be made.
-    allow: [u8; ALLOW_BYTES],
-    allow_len: usize,
-    allow_limit: i64,
-    /// The bytes, where they fit; the rest is never shown.
-    block: [u8; BLOCK_BYTES],
-    len: usize,
-    /// The bytes, where they do not.
-    long: Box<[u8]>,
+pub struct RuleReply {
+    /// An allow up to its limit and the next value's marker, for the rule's own limit: no digits need to be made.
+    head: [u8; HEAD_BYTES],
+    head_len: usize,
+    limit: i64,
+    /// From the last value's end: the rule's name as a bulk string.
+    tail: [u8; TAIL_BYTES],
+    tail_len: usize,
+    /// The tail where it is longer than its block.
+    long_tail: Box<[u8]>,
 }
 
-impl RuleTail {
-    /// The tail for a rule's name and its own limit; an empty name and [`UNLIMITED`](crate::decision::UNLIMITED) where
-    /// no rule decided.
+/// Where in a head the answer is.
+const ANSWER_AT: usize = 5;
+
+impl RuleReply {
+    /// For a rule's name and its own limit; an empty name and [`UNLIMITED`](crate::decision::UNLIMITED) where no rule
+    /// decided.
     pub fn new(name: &str, limit: i64) -> Self {
-        let mut allow = [0; ALLOW_BYTES];
-        let head = format!("*6\r\n:1\r\n:{limit}\r\n");
-        allow[..head.len()].copy_from_slice(head.as_bytes());
-        let (allow_len, allow_limit) = (head.len(), limit);
-        let bytes = format!("${}\r\n{name}\r\n", name.len()).into_bytes();
-        let mut block = [0; BLOCK_BYTES];
-        if bytes.len() <= BLOCK_BYTES {
-            block[..bytes.len()].copy_from_slice(&bytes);
-            return Self { allow, allow_len, allow_limit, block, len: bytes.len(), long: [].into() };
+        let head = format!("*6\r\n:1\r\n:{limit}\r\n:");
+        let tail = format!("\r\n${}\r\n{name}\r\n", name.len());
+        let mut reply = Self {
+            head: [0; HEAD_BYTES],
+            head_len: head.len(),
+            limit,
+            tail: [0; TAIL_BYTES],
+            tail_len: tail.len(),
+            long_tail: [].into(),
+        };
+        reply.head[..head.len()].copy_from_slice(head.as_bytes());
+        match reply.tail.get_mut(..tail.len()) {
+            Some(block) => block.copy_from_slice(tail.as_bytes()),
+            None => reply.long_tail = tail.into_bytes().into(),
         }
-        Self { allow, allow_len, allow_limit, block, len: bytes.len(), long: bytes.into() }
+        reply
+    }
+
+    /// An allow by the rule's own limit.
+    #[inline(always)]
+    pub fn allow(&self, remaining: u32, reset_after_ms: u64, out: &mut Vec<u8>) {
+        let mut writer = Writer::new(out);
+        writer.put(&self.head, self.head_len);
+        writer.digits(u64::from(remaining));
+        writer.put(b"\r\n:0\r\n:", 7);
+        writer.digits(reset_after_ms);
+        self.end(writer);
     }
 
     #[inline(always)]
-    fn append(&self, out: &mut Vec<u8>) {
-        if self.len <= BLOCK_BYTES {
-            append_block(&self.block, self.len, out);
+    fn end(&self, mut writer: Writer<'_>) {
+        if self.tail_len <= TAIL_BYTES {
+            writer.put(&self.tail, self.tail_len);
+            writer.finish();
         } else {
-            out.extend_from_slice(&self.long);
+            writer.finish_with(&self.long_tail);
         }
     }
 }
 
-/// Appends the first `len` bytes of a block.
-#[inline(always)]
-fn append_block(block: &[u8; BLOCK_BYTES], len: usize, out: &mut Vec<u8>) {
-    let end = out.len() + len;
-    out.extend_from_slice(block);
-    out.truncate(end);
-}
-
-/// A reply's integers under construction on the stack, so that the output buffer is touched once.
-struct Scratch {
-    bytes: [u8; CHECK_HEAD_BYTES_MAX],
-    len: usize,
-}
-
-impl Scratch {
+/// Decimal digits.
+///
+/// Three digits at a time from a table: most of what a reply counts is short. Each entry is the digits from its lowest
+/// byte, and how many they are in its highest.
+impl Writer<'_> {
     #[inline(always)]
-    fn new<const N: usize>(head: [u8; N]) -> Self {
-        let mut scratch = Self { bytes: [0; CHECK_HEAD_BYTES_MAX], len: 0 };
-        scratch.put(head, N);
-        scratch
+    fn digits(&mut self, value: u64) {
+        self.bounded::<DIGITS_MAX>(|writer| {
+            if value < 1000 {
+                writer.entry(SHORT[value as usize]);
+            } else if value < 1_000_000 {
+                let value = value as u32;
+                writer.entry(SHORT[(value / 1000) as usize]);
+                writer.entry(THREE[(value % 1000) as usize]);
+            } else {
+                let (digits, len) = many_digits(value);
+                writer.put(&digits, len);
+            }
+        });
     }
 
-    /// Writes all of `bytes` and counts the first `len` of them.
     #[inline(always)]
-    fn put<const N: usize>(&mut self, bytes: [u8; N], len: usize) {
-        self.bytes[self.len..self.len + N].copy_from_slice(&bytes);
-        self.len += len;
+    fn entry(&mut self, entry: u32) {
+        self.put(&entry.to_le_bytes(), (entry >> 24) as usize);
     }
 
     #[inline(always)]
     fn integer(&mut self, value: i64) {
-        match u32::try_from(value) {
-            Ok(small @ 0..10) => self.put([b':', b'0' + small as u8, b'\r', b'\n'], 4),
-            Ok(small @ 10..100_000_000) => {
-                let digits = eight_digits(small);
-                // Little endian: the first digit is the lowest byte, and leading zeros are trailing ones.
-                let zeros = digits.trailing_zeros() / 8;
-                self.put([b':'], 1);
-                self.put(((digits | 0x3030_3030_3030_3030) >> (8 * zeros)).to_le_bytes(), 8 - zeros as usize);
-                self.put(*b"\r\n", 2);
-            }
-            _ => self.long_integer(value),
+        if value < 0 {
+            self.put(b"-", 1);
         }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn long_integer(&mut self, value: i64) {
-        let mut buffer = itoa::Buffer::new();
-        let text = buffer.format(value).as_bytes();
-        self.put([b':'], 1);
-        self.bytes[self.len..self.len + text.len()].copy_from_slice(text);
-        self.len += text.len();
-        self.put(*b"\r\n", 2);
-    }
-
-    #[inline(always)]
-    fn append(&self, out: &mut Vec<u8>) {
-        if let Some(block) = self.bytes.first_chunk()
-            && self.len <= BLOCK_BYTES
-        {
-            append_block(block, self.len, out);
-        } else {
-            out.extend_from_slice(&self.bytes[..self.len]);
-        }
+        self.digits(value.unsigned_abs());
     }
 }
 
-/// The eight decimal digits of a number below 100,000,000, one per byte, the first in the lowest.
-///
-/// Splits four-digit halves into two-digit quarters and those into digits, all lanes at once; the multiplications by
-/// 10486 / 2^20 and 103 / 2^10 are divisions by 100 and 10, exact for the lanes' ranges.
-#[inline(always)]
-fn eight_digits(number: u32) -> u64 {
-    let halves = u64::from(number / 10_000) | u64::from(number % 10_000) << 32;
-    let hundreds = ((halves * 10_486) >> 20) & 0x0000_007F_0000_007F;
-    let pairs = hundreds | (halves - 100 * hundreds) << 16;
-    let tens = ((pairs * 103) >> 10) & 0x000F_000F_000F_000F;
-    tens | (pairs - 10 * tens) << 8
+/// Digits of the longest number.
+const DIGITS_MAX: usize = 20;
+
+#[inline(never)]
+fn many_digits(value: u64) -> ([u8; DIGITS_MAX], usize) {
+    let mut buffer = itoa::Buffer::new();
+    let text = buffer.format(value).as_bytes();
+    let mut digits = [0; DIGITS_MAX];
+    digits[..text.len()].copy_from_slice(text);
+    (digits, text.len())
+}
+
+const SHORT: [u32; 1000] = digits_table(false);
+const THREE: [u32; 1000] = digits_table(true);
+
+/// The digits of 0..1000, with leading zeros or without.
+const fn digits_table(padded: bool) -> [u32; 1000] {
+    let mut table = [0; 1000];
+    let mut value = 0;
+    while value < 1000 {
+        let digits = (value / 100 + 0x30) | (value / 10 % 10 + 0x30) << 8 | (value % 10 + 0x30) << 16;
+        let len = if padded || value >= 100 {
+            3
+        } else if value >= 10 {
+            2
+        } else {
+            1
+        };
+        table[value as usize] = digits >> (8 * (3 - len)) | len << 24;
+        value += 1;
+    }
+    table
 }
 
 /// CHECK: `allowed(1/0), limit, remaining, retry_after_ms, reset_after_ms, rule`.
-#[inline(always)]
-pub fn check(verdict: &Verdict, rule_tail: &RuleTail, out: &mut Vec<u8>) {
-    let mut scratch = Scratch { bytes: [0; CHECK_HEAD_BYTES_MAX], len: 0 };
-    if verdict.answer == Answer::Allow && verdict.limit == rule_tail.allow_limit {
-        scratch.put(rule_tail.allow, rule_tail.allow_len);
-        scratch.integer(verdict.remaining);
-        scratch.put(*b":0\r\n", 4);
+pub fn check(verdict: &Verdict, rule: &RuleReply, out: &mut Vec<u8>) {
+    let mut writer = Writer::new(out);
+    let answer = if verdict.answer == Answer::Allow { b'1' } else { b'0' };
+    if verdict.limit == rule.limit {
+        let mut head = rule.head;
+        head[ANSWER_AT] = answer;
+        writer.put(&head, rule.head_len);
     } else {
-        scratch.put(if verdict.answer == Answer::Allow { *b"*6\r\n:1\r\n" } else { *b"*6\r\n:0\r\n" }, 8);
-        scratch.integer(verdict.limit);
-        scratch.integer(verdict.remaining);
-        scratch.integer(verdict.retry_after_ms);
+        writer.put(&[b'*', b'6', b'\r', b'\n', b':', answer, b'\r', b'\n', b':'], 9);
+        writer.integer(verdict.limit);
+        writer.put(b"\r\n:", 3);
     }
-    scratch.integer(verdict.reset_after_ms);
-    scratch.append(out);
-    rule_tail.append(out);
+    writer.integer(verdict.remaining);
+    writer.put(b"\r\n:", 3);
+    writer.integer(verdict.retry_after_ms);
+    writer.put(b"\r\n:", 3);
+    writer.integer(verdict.reset_after_ms);
+    rule.end(writer);
 }
 
 /// CL.THROTTLE, as redis-cell: `limited(0/1), max_burst + 1, remaining, retry_after_s or -1, reset_after_s`.
@@ -176,11 +183,14 @@ fn seconds(ms: i64) -> i64 {
 }
 
 fn integers(values: [i64; 5], out: &mut Vec<u8>) {
-    let mut scratch = Scratch::new(*b"*5\r\n");
+    let mut writer = Writer::new(out);
+    writer.put(b"*5\r\n", 4);
     for value in values {
-        scratch.integer(value);
+        writer.put(b":", 1);
+        writer.integer(value);
+        writer.put(b"\r\n", 2);
     }
-    scratch.append(out);
+    writer.finish();
 }
 
 /// `+text`. The text must hold no line break.
@@ -246,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_reply_fits_the_scratch() {
+    fn the_longest_reply_fits_its_room() {
         let name = "n".repeat(policy_sync::model::NAME_BYTES_MAX);
         let verdict = Verdict {
             answer: Answer::Deny,
@@ -257,7 +267,7 @@ mod tests {
             rule: Some(0),
         };
         let mut out = Vec::new();
-        check(&verdict, &RuleTail::new(&name, 5), &mut out);
+        check(&verdict, &RuleReply::new(&name, 5), &mut out);
         integers([i64::MIN; 5], &mut out);
         let text = String::from_utf8(out).unwrap();
         assert!(text.starts_with("*6\r\n:0\r\n:-9223372036854775808\r\n") && text.contains(&name));
@@ -266,10 +276,40 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn integers_are_written_as_they_are(value in proptest::prelude::prop_oneof![0i64..200, 0i64..1 << 40, proptest::prelude::any::<i64>()]) {
-            let mut scratch = Scratch::new([]);
-            scratch.integer(value);
-            let text = std::str::from_utf8(&scratch.bytes[..scratch.len]).unwrap();
-            proptest::prop_assert_eq!(text, format!(":{value}\r\n"));
+            let mut out = Vec::new();
+            let mut writer = Writer::new(&mut out);
+            writer.integer(value);
+            writer.finish();
+            let text = std::str::from_utf8(&out).unwrap();
+            proptest::prop_assert_eq!(text, value.to_string());
+        }
+    }
+
+    #[test]
+    fn an_allow_in_a_hurry_is_the_allow_of_a_verdict() {
+        for (name, limit) in [("", 7), ("login-per-key", 1_000), (&"n".repeat(128), i64::from(u32::MAX))] {
+            for (remaining, reset_after_ms) in
+                [(0, 0), (9, 10), (999, 1_000), (1_000_000, 999_999), (u32::MAX, 1 << 40)]
+            {
+                let rule = RuleReply::new(name, limit);
+                let verdict = Verdict {
+                    answer: Answer::Allow,
+                    limit,
+                    remaining: i64::from(remaining),
+                    retry_after_ms: 0,
+                    reset_after_ms,
+                    rule: Some(0),
+                };
+                let (mut short, mut long) = (Vec::new(), Vec::new());
+                rule.allow(remaining, reset_after_ms as u64, &mut short);
+                check(&verdict, &rule, &mut long);
+                assert_eq!(short, long);
+                let text = format!(
+                    "*6\r\n:1\r\n:{limit}\r\n:{remaining}\r\n:0\r\n:{reset_after_ms}\r\n${}\r\n{name}\r\n",
+                    name.len()
+                );
+                assert_eq!(String::from_utf8(long).unwrap(), text);
+            }
         }
     }
 

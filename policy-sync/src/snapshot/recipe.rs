@@ -58,6 +58,18 @@ impl Snapshot {
         Some(recipe)
     }
 
+    /// The bucket's key of the request with this last value, by a recipe of one rule.
+    #[inline(always)]
+    pub fn follow_one(&self, recipe: &Recipe, last_value: &[u8]) -> u64 {
+        debug_assert_eq!(recipe.len, 1, "the recipe is of one rule");
+        let [step, ..] = &recipe.steps;
+        if step.takes_share {
+            step.base.wrapping_add(fold(step.salt, xxh3_64_with_seed(last_value, self.seed)))
+        } else {
+            step.base
+        }
+    }
+
     /// Appends what applies to the request with this last value.
     #[inline(always)]
     pub fn follow(&self, recipe: &Recipe, last_value: &[u8], applied: &mut Vec<Applied>) {
