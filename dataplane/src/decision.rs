@@ -143,36 +143,31 @@ pub fn take_one(table: &BucketTable, key: u64, rate: &Rate, cost: u32, now_ms: u
 /// The same for several buckets: from all of them or from none. Returns the level with the fewest tokens and its place,
 /// the first among equals.
 #[inline(always)]
-pub fn take_several<'t>(
-    table: &'t BucketTable,
-    buckets: impl ExactSizeIterator<Item = Option<(u64, &'t Rate)>>,
+pub fn take_several<const N: usize>(
+    table: &BucketTable,
+    buckets: [(u64, &Rate); N],
     cost: u32,
     now_ms: u64,
 ) -> Option<(Level, usize)> {
-    let mut takes: SmallVec<[Take<'_>; HURRIED_MAX]> = SmallVec::new();
-    if buckets.len() > HURRIED_MAX {
-        return None;
-    }
-    let mut tightest: Option<(Level, usize)> = None;
-    for (at, bucket) in buckets.enumerate() {
-        let (key, rate) = bucket?;
-        let (prepared, level) = table.prepare(key, rate, cost, now_ms)?;
-        takes.push(prepared);
-        if tightest.is_none_or(|(least, _)| level.tokens < least.tokens) {
-            tightest = Some((level, at));
+    let (key, rate) = buckets[0];
+    let (take, mut tightest) = table.prepare(key, rate, cost, now_ms)?;
+    let (mut takes, mut at) = ([take; N], 0);
+    for next in 1..N {
+        let (key, rate) = buckets[next];
+        let (take, level) = table.prepare(key, rate, cost, now_ms)?;
+        takes[next] = take;
+        if level.tokens < tightest.tokens {
+            (tightest, at) = (level, next);
         }
     }
-    for (at, take) in takes.iter().enumerate() {
-        if !take.commit() {
-            takes[..at].iter().for_each(Take::give_back);
+    for next in 0..N {
+        if !takes[next].commit() {
+            takes[..next].iter().zip(buckets).for_each(|(take, (_, rate))| take.give_back(rate, cost));
             return None;
         }
     }
-    tightest
+    Some((tightest, at))
 }
-
-/// Rules that [`take_several`] takes on.
-const HURRIED_MAX: usize = 4;
 
 /// Checks one bucket by itself: the whole of `CL.THROTTLE` and `THROTTLE`.
 #[inline]

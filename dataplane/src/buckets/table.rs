@@ -136,8 +136,6 @@ pub struct Take<'t> {
     slot: &'t AtomicU128,
     seen: u128,
     word: u128,
-    rate: &'t Rate,
-    cost: u32,
 }
 
 impl Take<'_> {
@@ -149,10 +147,10 @@ impl Take<'_> {
 
     /// Undoes a commit. Should the bucket have been dropped for another identity meanwhile, there is nothing to undo.
     #[cold]
-    pub fn give_back(&self) {
+    pub fn give_back(&self, rate: &Rate, cost: u32) {
         let mut seen = self.slot.load(Ordering::Acquire);
         while fingerprint(seen) == fingerprint(self.word) {
-            let level = Level::unpack(seen).with_back(self.rate, self.cost);
+            let level = Level::unpack(seen).with_back(rate, cost);
             let word = level.pack(fingerprint(seen));
             match self.slot.compare_exchange(seen, word, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return,
@@ -219,12 +217,12 @@ impl BucketTable {
     /// Works out taking `cost` tokens, at least one, from a bucket that is there and holds them, without doing it. Also
     /// returns the level that would be left.
     #[inline(always)]
-    pub fn prepare<'t>(&'t self, key: u64, rate: &'t Rate, cost: u32, now_ms: u64) -> Option<(Take<'t>, Level)> {
+    pub fn prepare(&self, key: u64, rate: &Rate, cost: u32, now_ms: u64) -> Option<(Take<'_>, Level)> {
         debug_assert!(cost > 0, "who only looks writes nothing");
         let (slot, seen) = self.find(key)?;
         let level = Level::unpack(seen).refilled(rate, now_ms);
         let level = Level { tokens: level.tokens.checked_sub(cost)?, ..level };
-        Some((Take { slot, seen, word: level.pack(fingerprint_of(key)), rate, cost }, level))
+        Some((Take { slot, seen, word: level.pack(fingerprint_of(key)) }, level))
     }
 
     /// Takes `cost` tokens, at most the capacity, from a probed bucket. If the bucket changed since, it is probed

@@ -646,6 +646,9 @@ fn push_attribute<'a>(
     }
 }
 
+/// Stands for a rate until the real one is known.
+const NO_RATE: Rate = Rate { capacity: 0, units_per_token: 1, units_per_tick: 1, ticks_to_full: 0, tick_ms: 1 };
+
 /// Where pending requests are decided and answered, one after the other.
 struct Desk<'a> {
     ground: Ground<'a, RuleTally<'a>>,
@@ -667,7 +670,7 @@ impl Desk<'_> {
             Ask::Check { rules } => {
                 let (these, rest) = self.applied.split_at(rules as usize);
                 self.applied = rest;
-                self.several(these, pending.cost, out);
+                self.check(these, pending.cost, out);
             }
             Ask::Throttle => self.throttle(pending.cost, out),
         }
@@ -689,25 +692,37 @@ impl Desk<'_> {
         }
     }
 
-    /// Any number of rules; in a hurry where all of them enforce their own limits.
+    /// Any number of rules; in a hurry where they are few and all enforce their own limits.
     #[inline(always)]
-    fn several(&mut self, applied: &[Applied], cost: u32, out: &mut Vec<u8>) {
-        let (cards, now_ms) = (self.cards, self.ground.moment.now_ms);
-        let buckets = applied.iter().map(|one| {
-            let rate = cards[one.rule as usize].enforced.as_ref()?;
-            (one.override_index == Applied::NO_OVERRIDE).then_some((one.key, rate))
-        });
-        if cost > 0
-            && let Some((level, at)) = decision::take_several(self.ground.table, buckets, cost, now_ms)
-            && let card = &cards[applied[at].rule as usize]
-            && let Some(rate) = &card.enforced
-        {
-            self.totals.checks += 1;
-            applied.iter().for_each(|one| self.ground.tally.count(one.rule, Reason::Allowed));
-            card.reply.allow(level.tokens, level.wait_ms(rate, rate.capacity, now_ms), out);
-        } else {
+    fn check(&mut self, applied: &[Applied], cost: u32, out: &mut Vec<u8>) {
+        let done = match *applied {
+            [a, b] => self.several([a, b], cost, out),
+            [a, b, c] => self.several([a, b, c], cost, out),
+            [a, b, c, d] => self.several([a, b, c, d], cost, out),
+            _ => None,
+        };
+        if done.is_none() {
             self.long_way(applied, cost, out);
         }
+    }
+
+    #[inline(never)]
+    fn several<const N: usize>(&mut self, applied: [Applied; N], cost: u32, out: &mut Vec<u8>) -> Option<()> {
+        let (cards, now_ms) = (self.cards, self.ground.moment.now_ms);
+        let mut buckets = [(0, &NO_RATE); N];
+        for (bucket, one) in buckets.iter_mut().zip(applied) {
+            let rate = cards[one.rule as usize].enforced.as_ref()?;
+            if cost == 0 || one.override_index != Applied::NO_OVERRIDE {
+                return None;
+            }
+            *bucket = (one.key, rate);
+        }
+        let (level, at) = decision::take_several(self.ground.table, buckets, cost, now_ms)?;
+        self.totals.checks += 1;
+        applied.iter().for_each(|one| self.ground.tally.count(one.rule, Reason::Allowed));
+        let (card, (_, rate)) = (&cards[applied[at].rule as usize], buckets[at]);
+        card.reply.allow(level.tokens, level.wait_ms(rate, rate.capacity, now_ms), out);
+        Some(())
     }
 
     #[inline(never)]
