@@ -23,10 +23,7 @@ use policy_sync::{
 };
 use smallvec::SmallVec;
 
-use crate::buckets::{
-    BucketTable, Level, Probe, TableCounts,
-    table::{Moment, Take},
-};
+use crate::buckets::{BucketTable, Level, Probe, TableCounts, table::Moment};
 
 /// Whether a request may pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -115,6 +115,10 @@ impl Level {
     ///
     /// `tokens` must not exceed the capacity.
     #[inline(always)]
+    #[allow(
+        clippy::manual_div_ceil,
+        reason = "`div_ceil` divides, looks at the remainder and adds: five instructions more"
+    )]
     pub fn wait_ms(self, rate: &Rate, tokens: u32, now_ms: u64) -> u64 {
         if self.tokens >= tokens {
             return 0;
