@@ -29,7 +29,13 @@ pub fn encode<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a [u8])>, out: &mu
     }
     if out.len() == start {
         out.push(b'*');
-    } else if out.len() - start > ENCODED_BYTES_MAX {
+    }
+    shorten(start, out);
+}
+
+/// Replaces an encoding that is too long by its hash.
+fn shorten(start: usize, out: &mut Vec<u8>) {
+    if out.len() - start > ENCODED_BYTES_MAX {
         let hash = xxh3_128(&out[start..]);
         out.truncate(start);
         out.extend_from_slice(b"xxh3:");
@@ -37,6 +43,14 @@ pub fn encode<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a [u8])>, out: &mu
             out.push(HEX[(hash >> shift) as usize & 15]);
         }
     }
+}
+
+/// Appends the encoded identity of a throttle call, whose key is all there is. It meets no rule's: a rule's has `=` or is
+/// `*`, and both are escaped here.
+pub fn encode_key(key: &[u8], out: &mut Vec<u8>) {
+    let start = out.len();
+    percent_encode(key, out);
+    shorten(start, out);
 }
 
 /// Where an identity stands in a rule's rollout: 0..10,000. The rule covers it when this is below `rollout_bp`.
@@ -58,9 +72,26 @@ pub fn rollout_point<'a>(
 const HEX: &[u8; 16] = b"0123456789abcdef";
 const HEX_UPPER: &[u8; 16] = b"0123456789ABCDEF";
 
+/// Characters that stand for themselves.
+const UNRESERVED: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let character = byte as u8;
+        table[byte] = character.is_ascii_alphanumeric() || matches!(character, b'-' | b'_' | b'.' | b'~');
+        byte += 1;
+    }
+    table
+};
+
 fn percent_encode(bytes: &[u8], out: &mut Vec<u8>) {
+    // Most values need no escape, and are copied at once.
+    if bytes.iter().all(|&byte| UNRESERVED[usize::from(byte)]) {
+        out.extend_from_slice(bytes);
+        return;
+    }
     for &byte in bytes {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~') {
+        if UNRESERVED[usize::from(byte)] {
             out.push(byte);
         } else {
             out.extend_from_slice(&[b'%', HEX_UPPER[usize::from(byte >> 4)], HEX_UPPER[usize::from(byte & 15)]]);

@@ -17,6 +17,8 @@ use crate::model::{CAPACITY_MAX, Limit, PERIOD_MS_MAX};
 /// The most units a token may have: the packed word of a bucket keeps the fraction in 24 bits.
 pub const UNITS_PER_TOKEN_MAX: u64 = 1 << 24;
 
+const _: () = assert!(PERIOD_MS_MAX <= u32::MAX as u64, "a period fits 32 bits");
+
 /// Longer periods than this, in milliseconds, must be whole seconds, so that their fraction fits.
 pub const MILLISECOND_TICK_PERIOD_MS_MAX: u64 = UNITS_PER_TOKEN_MAX;
 
@@ -33,6 +35,10 @@ pub struct Rate {
     pub ticks_to_full: u64,
     /// A tick in milliseconds: 1 or 1,000.
     pub tick_ms: u32,
+    /// The limit's refill as it was written, for the store's script.
+    pub refill: u32,
+    /// The limit's period as it was written, in milliseconds.
+    pub period_ms: u32,
 }
 
 /// Why a limit cannot be computed with.
@@ -86,7 +92,18 @@ impl Rate {
             units_per_tick,
             ticks_to_full: (u64::from(capacity) * units_per_token).div_ceil(units_per_tick),
             tick_ms,
+            refill: u32::try_from(limit.refill).map_err(|_| RateError::Refill)?,
+            period_ms: u32::try_from(limit.period_ms).map_err(|_| RateError::Period)?,
         })
+    }
+
+    /// The limit as it was written.
+    pub fn limit(&self) -> Limit {
+        Limit {
+            capacity: u64::from(self.capacity),
+            refill: u64::from(self.refill),
+            period_ms: u64::from(self.period_ms),
+        }
     }
 
     /// How long an empty bucket takes to be full again, in milliseconds.

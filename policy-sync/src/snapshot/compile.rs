@@ -61,6 +61,7 @@ impl Snapshot {
         for rule in &policy.rules {
             rules.push(compile_rule(rule, &names, seed)?);
         }
+        number_identity_groups(&mut rules);
         let (overrides, override_index) = compile_overrides(policy, &mut rules, seed)?;
         let (lookups, unconditional, index) = hang(&rules, &names, seed);
         let longest_fill_ms = rules
@@ -113,12 +114,22 @@ fn compile_rule(rule: &Rule, names: &NameTable, seed: u64) -> Result<CompiledRul
         match_all: rule.match_all,
         per: rule.per.iter().map(|name| id(name)).collect(),
         per_sorted: per_sorted.into(),
+        identity_group: 0,
         // A bucket's key must not be the key salt itself where `per` is empty, nor meet another rule's.
         key_salt: fold(salt, 0x6275_636B_6574),
         override_salt: fold(salt, 0x6F76_6572),
         has_overrides: false,
         has_star_overrides: false,
     })
+}
+
+fn number_identity_groups(rules: &mut [CompiledRule]) {
+    let mut numbers: BTreeMap<Vec<NameId>, u32> = BTreeMap::new();
+    for rule in rules {
+        let sorted = rule.per_sorted.iter().map(|&position| rule.per[usize::from(position)]).collect();
+        let next = numbers.len() as u32;
+        rule.identity_group = *numbers.entry(sorted).or_insert(next);
+    }
 }
 
 fn grant(allowance: Allowance, rule: &str) -> Result<Grant, CompileError> {

@@ -84,6 +84,9 @@ pub struct CompiledRule {
     per: Box<[NameId]>,
     /// Positions in `per`, sorted by attribute name: the order of the encoded identity.
     per_sorted: Box<[u8]>,
+    /// Rules with the same attributes in `per`, in whatever order, have the same number: in one request their identities
+    /// are the same, and so their buckets live on one shard.
+    pub identity_group: u32,
     /// Starts the bucket's key; the same for the same name within the process, so a changed rule keeps its buckets.
     key_salt: u64,
     /// Starts the key of this rule's own overrides.
@@ -294,6 +297,17 @@ impl Snapshot {
                 Err(AttributesError::TooManyRules)
             }
         }
+    }
+
+    /// What the overrides grant, by their index.
+    pub fn override_grants(&self) -> impl Iterator<Item = &Grant> {
+        self.overrides.iter().map(|over| &over.allowance)
+    }
+
+    /// Appends the encoded identity that a rule which applies has in a request; see [`identity`].
+    #[inline]
+    pub fn encode_identity(&self, rule: u32, attributes: &Attributes<'_>, out: &mut Vec<u8>) {
+        identity::encode(self.identity(&self.rules[rule as usize], attributes.view()), out);
     }
 
     #[inline(never)]
