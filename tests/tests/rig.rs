@@ -5,7 +5,9 @@
 
 use std::{io::ErrorKind, net::TcpStream, process::Command, time::Duration};
 
-use sluice_e2e::{Client, PATIENCE, Reply, error, redis_server::Redis, request, text};
+use sluice_e2e::{
+    Client, PATIENCE, Reply, error, integer, redis_cluster::Cluster, redis_server::Redis, request, text, until,
+};
 
 /// Short against [`PATIENCE`], long against what a reply takes.
 const A_WHILE: Duration = Duration::from_millis(150);
@@ -98,4 +100,68 @@ fn redis_with_tls_proves_that_it_is_localhost() {
     assert!(text.contains("certificate verify failed"), "{text}");
     assert!(!ask(&[]).contains("PONG"), "and says nothing without TLS");
     assert_eq!(redis.command(&["PING"]), pong());
+}
+
+#[test]
+fn a_cluster_is_ready_at_every_node() {
+    let mut cluster = Cluster::start(3, 1);
+    assert_eq!((cluster.nodes().len(), cluster.urls().len(), cluster.primaries()), (6, 6, vec![0, 1, 2]));
+    assert_eq!([0, 1, 2].map(|primary| cluster.replica_of(primary)), [3, 4, 5]);
+    for key in ["a", "{b}c", "x{b}c{d}", "{}y", "{open", "rl:{ip=10.0.0.1}:login"] {
+        let slot = Cluster::slot_of(key);
+        assert_eq!(integer(&cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", key])), i64::from(slot), "{key}");
+        let primary = &cluster.nodes()[cluster.primary_of(slot)];
+        assert_eq!(text(&primary.command(&["SET", key, "1"])), "OK");
+    }
+    let added = cluster.add_node();
+    assert_eq!((added, cluster.primaries()), (6, vec![0, 1, 2]), "it has no slots yet");
+    cluster.move_slot(0, 0, added);
+    assert_eq!((cluster.primary_of(0), cluster.primaries()), (added, vec![0, 1, 2, 6]));
+}
+
+#[test]
+fn a_slot_on_its_way_is_asked_for_and_then_moved() {
+    let cluster = Cluster::start(2, 0);
+    let slot = Cluster::slot_of("{a}");
+    let from = cluster.primary_of(slot);
+    let to = 1 - from;
+    let (old, new) = (&cluster.nodes()[from], &cluster.nodes()[to]);
+    for key in ["{a}1", "{a}2"] {
+        assert_eq!(text(&old.command(&["SET", key, "1"])), "OK");
+    }
+    let begun = cluster.begin_move(slot, from, to);
+    begun.carry(&["{a}1"]);
+    assert_eq!(error(&old.command(&["GET", "{a}1"])), format!("ASK {slot} {}", new.address()));
+    assert!(error(&old.command(&["MGET", "{a}1", "{a}2"])).starts_with("TRYAGAIN"));
+    assert_eq!(error(&new.command(&["GET", "{a}1"])), format!("MOVED {slot} {}", old.address()));
+    assert_eq!(text(&old.command(&["GET", "{a}2"])), "1");
+    begun.finish();
+    assert_eq!(cluster.primary_of(slot), to);
+    assert_eq!(text(&new.command(&["GET", "{a}2"])), "1");
+    assert_eq!(error(&old.command(&["GET", "{a}2"])), format!("MOVED {slot} {}", new.address()));
+}
+
+#[test]
+fn a_killed_primary_is_replaced_and_comes_back_as_a_replica() {
+    let cluster = Cluster::start(3, 1);
+    let old = cluster.primary_of(0);
+    let replica = cluster.replica_of(old);
+    cluster.nodes()[old].kill();
+    assert_eq!(cluster.wait_for_promotion(old), replica);
+    assert_eq!(cluster.primary_of(0), replica);
+    cluster.nodes()[old].restart();
+    cluster.settle();
+    assert_eq!(cluster.replica_of(replica), old);
+}
+
+#[test]
+fn a_shard_without_a_primary_does_not_stop_the_others() {
+    let cluster = Cluster::start(3, 0);
+    cluster.nodes()[0].kill();
+    let other = &cluster.nodes()[1];
+    until("the loss is noticed", || text(&other.command(&["CLUSTER", "NODES"])).contains("master,fail "));
+    assert!(cluster.nodes()[1..].iter().all(|node| {
+        let info = node.command(&["CLUSTER", "INFO"]);
+        text(&info).contains("cluster_state:ok")
+    }));
 }
