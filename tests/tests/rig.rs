@@ -6,7 +6,8 @@
 use std::{io::ErrorKind, net::TcpStream, process::Command, time::Duration};
 
 use sluice_e2e::{
-    Client, PATIENCE, Reply, error, integer, redis_cluster::Cluster, redis_server::Redis, request, text, until,
+    Client, PATIENCE, Reply, error, integer, redis_cluster::Cluster, redis_sentinel::Sentinel, redis_server::Redis,
+    request, text, until,
 };
 
 /// Short against [`PATIENCE`], long against what a reply takes.
@@ -164,4 +165,29 @@ fn a_shard_without_a_primary_does_not_stop_the_others() {
         let info = node.command(&["CLUSTER", "INFO"]);
         text(&info).contains("cluster_state:ok")
     }));
+}
+
+#[test]
+fn sentinels_switch_on_command() {
+    let sentinel = Sentinel::start();
+    assert_eq!(sentinel.sentinels().len(), 3);
+    assert_eq!(sentinel.url(), format!("redis+sentinel://{}/mymaster", sentinel.sentinels()[0]));
+    let [old, new] = [0, 1].map(|node| sentinel.nodes()[node].address());
+    assert_eq!(sentinel.master(), old);
+    assert_eq!((sentinel.fail_over(), sentinel.master()), (new, new));
+    let port = new.port().to_string();
+    assert_eq!(text(&sentinel.node_at(old).command(&["REPLICAOF", "127.0.0.1", &port])), "OK");
+    sentinel.wait_until_follows(old);
+    assert!(error(&sentinel.node_at(old).command(&["SET", "a", "1"])).starts_with("READONLY"));
+}
+
+#[test]
+fn sentinels_switch_when_the_primary_dies() {
+    let sentinel = Sentinel::start();
+    let old = sentinel.master();
+    sentinel.node_at(old).kill();
+    sentinel.sentinel_nodes()[0].freeze();
+    let new = sentinel.wait_for_switch(old);
+    assert_eq!(new, sentinel.nodes()[1].address());
+    assert_eq!(text(&sentinel.node_at(new).command(&["SET", "a", "1"])), "OK");
 }
