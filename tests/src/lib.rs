@@ -4,11 +4,12 @@
 //! Every test of the RESP face runs on both transports and, where cores matter, on one and on two; see [`Setup::all`].
 //!
 //! What stands behind the server is real too, and breaks on command: one Redis ([`redis_server`]), a cluster
-//! ([`redis_cluster`]), and a primary that sentinels watch ([`redis_sentinel`]). `tests/rig.rs` shows each of them by
-//! itself.
+//! ([`redis_cluster`]), a primary that sentinels watch ([`redis_sentinel`]), and a network that delays, garbles and cuts
+//! ([`proxy`]). `tests/rig.rs` shows each of them by itself.
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on must stop, with the reason")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for real processes")]
 
+pub mod proxy;
 pub mod redis_cluster;
 pub mod redis_sentinel;
 pub mod redis_server;

@@ -3,10 +3,19 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must stop, with the reason")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for real processes")]
 
-use std::{io::ErrorKind, net::TcpStream, process::Command, time::Duration};
+use std::{
+    io::{ErrorKind, Read},
+    net::TcpStream,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use sluice_e2e::{
-    Client, PATIENCE, Reply, error, integer, redis_cluster::Cluster, redis_sentinel::Sentinel, redis_server::Redis,
+    Client, PATIENCE, Reply, error, integer,
+    proxy::{Fault, Proxy},
+    redis_cluster::Cluster,
+    redis_sentinel::Sentinel,
+    redis_server::Redis,
     request, text, until,
 };
 
@@ -190,4 +199,138 @@ fn sentinels_switch_when_the_primary_dies() {
     let new = sentinel.wait_for_switch(old);
     assert_eq!(new, sentinel.nodes()[1].address());
     assert_eq!(text(&sentinel.node_at(new).command(&["SET", "a", "1"])), "OK");
+}
+
+#[test]
+fn a_proxy_passes_and_counts() {
+    let redis = Redis::start(&[]);
+    let proxy = Proxy::start(redis.address());
+    let mut client = connect(proxy.address());
+    assert_eq!(ping(&mut client), pong());
+    assert_eq!((proxy.connections(), proxy.bytes_up(), proxy.bytes_down()), (1, 14, 7));
+    redis.kill();
+    assert_eq!(client.receive(), None, "the end passes too");
+    assert_eq!(connect(proxy.address()).receive(), None, "and so does that nobody is there");
+}
+
+#[test]
+fn a_delay_makes_replies_late_but_not_slow() {
+    let redis = Redis::start(&[]);
+    let proxy = Proxy::start(redis.address());
+    let mut client = connect(proxy.address());
+    assert_eq!(ping(&mut client), pong());
+    proxy.set(Fault::Delay(A_WHILE));
+    let began = Instant::now();
+    // Small pauses make many chunks of them; one after the other they would take 15 seconds.
+    for _ in 0..100 {
+        client.send(&request(&["PING"]));
+        std::thread::yield_now();
+    }
+    for _ in 0..100 {
+        assert_eq!(client.receive(), Some(pong()));
+    }
+    let took = began.elapsed();
+    assert!(took >= A_WHILE && took < 10 * A_WHILE, "{took:?}");
+    // What waits leaves when the delay ends.
+    proxy.set(Fault::Delay(PATIENCE * 2));
+    client.send(&request(&["PING"]));
+    assert!(is_silent(&mut client));
+    proxy.set(Fault::None);
+    assert_eq!(client.receive(), Some(pong()));
+}
+
+#[test]
+fn a_frozen_proxy_accepts_and_keeps_the_replies() {
+    let redis = Redis::start(&[]);
+    let proxy = Proxy::start(redis.address());
+    proxy.set(Fault::Freeze);
+    let mut client = connect(proxy.address());
+    client.send(&request(&["INCR", "a"]));
+    assert!(is_silent(&mut client));
+    assert_eq!(text(&redis.command(&["GET", "a"])), "1", "the request arrived");
+    let mut gone = connect(proxy.address());
+    gone.send(&request(&["INCR", "a"]));
+    proxy.reset_connections();
+    assert_eq!(client.try_receive().unwrap_err().kind(), ErrorKind::ConnectionReset);
+    let mut client = connect(proxy.address());
+    client.send(&request(&["INCR", "b"]));
+    proxy.set(Fault::None);
+    assert_eq!(client.receive(), Some(Reply::Integer(1)));
+}
+
+#[test]
+fn a_reset_in_a_reply_comes_after_the_bytes_that_left() {
+    let redis = Redis::start(&[]);
+    let proxy = Proxy::start(redis.address());
+    for after_bytes in [0, 3] {
+        let mut client = connect(proxy.address());
+        assert_eq!(ping(&mut client), pong());
+        proxy.set(Fault::ResetInReply { after_bytes });
+        client.send(&request(&["PING"]));
+        let mut bytes = Vec::new();
+        let error = client.stream().read_to_end(&mut bytes).unwrap_err();
+        assert_eq!((error.kind(), bytes.as_slice()), (ErrorKind::ConnectionReset, &b"+PONG"[..after_bytes]));
+        proxy.set(Fault::None);
+        assert_eq!(ping(&mut connect(proxy.address())), pong());
+    }
+}
+
+#[test]
+fn half_a_reply_is_followed_by_silence_that_stays() {
+    let redis = Redis::start(&[]);
+    let proxy = Proxy::start(redis.address());
+    let mut client = connect(proxy.address());
+    proxy.set(Fault::HalfReplyThenSilence);
+    client.send(&request(&["PING"]));
+    let mut bytes = [0; 3];
+    client.stream().read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"+PO");
+    proxy.set(Fault::None);
+    client.send(&request(&["PING"]));
+    assert!(is_silent(&mut client));
+    assert_eq!(ping(&mut connect(proxy.address())), pong());
+}
+
+#[test]
+fn garbage_comes_once_for_each_time_that_it_is_set() {
+    let redis = Redis::start(&[]);
+    let proxy = Proxy::start(redis.address());
+    for _ in 0..2 {
+        let mut client = connect(proxy.address());
+        proxy.set(Fault::Garbage);
+        client.send(&request(&["PING"]));
+        assert_eq!(client.try_receive().unwrap_err().kind(), ErrorKind::InvalidData);
+        let mut client = connect(proxy.address());
+        client.send(&request(&["PING"]));
+        client.try_receive().unwrap_err();
+        proxy.set(Fault::None);
+        assert_eq!(ping(&mut connect(proxy.address())), pong());
+    }
+}
+
+#[test]
+fn connections_are_refused_while_others_go_on() {
+    let redis = Redis::start(&[]);
+    let proxy = Proxy::start(redis.address());
+    let mut before = connect(proxy.address());
+    assert_eq!(ping(&mut before), pong());
+    proxy.set(Fault::RefuseConnections);
+    assert_eq!(connect(proxy.address()).receive(), None);
+    assert_eq!(ping(&mut before), pong());
+    assert_eq!((proxy.connections(), redis.connections_received()), (2, 1));
+    proxy.set(Fault::None);
+    assert_eq!(ping(&mut connect(proxy.address())), pong());
+}
+
+#[test]
+fn a_proxy_ends_though_a_client_does_not_read() {
+    let redis = Redis::start(&[]);
+    let proxy = Proxy::start(redis.address());
+    let address = proxy.address();
+    let mut client = connect(address);
+    redis.command(&["SET", "a", &"x".repeat(1 << 20)]);
+    client.send(&request(&["GET", "a"]).repeat(50));
+    until("much is on its way", || proxy.bytes_down() > 1 << 20);
+    drop(proxy);
+    assert_eq!(TcpStream::connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
 }
