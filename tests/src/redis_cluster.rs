@@ -8,7 +8,7 @@
 //! that it was started in (replicas do not migrate), whichever role it has there. Each question goes to the nodes that
 //! are up, and what they say must agree before anything counts as ready.
 
-use std::ops::RangeInclusive;
+use std::{net::SocketAddr, ops::RangeInclusive};
 
 use crate::{
     Reply,
@@ -19,7 +19,7 @@ use crate::{
 /// How many slots a cluster has.
 const SLOTS: u16 = 16_384;
 
-/// Soon to notice a dead node (it is replaced about 1.2 s after it fell silent), whatever the replica has missed, and
+/// Soon to notice a dead node (all know its successor two to three seconds after it fell silent), whatever the replica has missed, and
 /// without the pause before the first synchronization. Slots that nobody serves do not stop the other shards. A lost
 /// primary is only replaced while most of the primaries live: three is the least.
 const SETTINGS: &[&str] = &[
@@ -141,7 +141,14 @@ impl Cluster {
         Move { cluster: self, slot, from, to }
     }
 
-    /// Adds a primary without slots; returns its index once all nodes know it and it serves.
+    /// Sends clients and replicas to this address, which must lead to the node, such as a proxy's; waits until all nodes
+    /// name it. The node's own address goes on to work.
+    pub fn announce(&self, node: usize, address: SocketAddr) {
+        self.tell(node, &["CONFIG", "SET", "cluster-announce-port", &address.port().to_string()]);
+        self.settle();
+    }
+
+    /// Adds a primary without slots; returns its index once all nodes know it and it serves. All nodes must be up.
     pub fn add_node(&mut self) -> usize {
         let added = self.nodes.len();
         self.start_node(added);
@@ -279,6 +286,8 @@ impl Move<'_> {
 #[derive(PartialEq, Eq)]
 struct Known {
     id: String,
+    /// Where clients, and where other nodes, are sent.
+    address: String,
     /// The node that it follows, or `-`.
     primary: String,
     /// Its configuration epoch: of two that claim a slot, the higher one has it.
@@ -292,7 +301,7 @@ struct Known {
 impl Known {
     fn of(line: &str) -> Self {
         let words: Vec<_> = line.split(' ').collect();
-        let [id, _, flags, primary, _, _, epoch, _, slots @ ..] = words.as_slice() else { panic!("{line:?}") };
+        let [id, address, flags, primary, _, _, epoch, _, slots @ ..] = words.as_slice() else { panic!("{line:?}") };
         let range = |word: &str| {
             let (first, last) = word.split_once('-').unwrap_or((word, word));
             first.parse().expect("a slot")..=last.parse().expect("a slot")
@@ -300,7 +309,8 @@ impl Known {
         let slots = slots.iter().filter(|word| !word.starts_with('[')).map(|word| range(word)).collect();
         let is_certain = !flags.contains("handshake") && !flags.contains("noaddr");
         let epoch = epoch.parse().expect("an epoch");
-        Self { id: (*id).to_owned(), primary: (*primary).to_owned(), epoch, slots, is_certain }
+        let [id, address, primary] = [id, address, primary].map(|word| (*word).to_owned());
+        Self { id, address, primary, epoch, slots, is_certain }
     }
 
     fn is_replica(&self) -> bool {

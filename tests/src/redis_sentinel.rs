@@ -1,7 +1,7 @@
 //! A primary and a replica that three sentinels watch.
 //!
-//! Two of the three must find the primary silent for half a second; the replica is then promoted about 1.8 s after the
-//! primary died. Until the sentinels have found the replica and each other, which takes them about two seconds, no
+//! Two of the three must find the primary silent for half a second; about two seconds after the primary died, all of
+//! them name the replica in its place. Until the sentinels have found the replica and each other, which takes them about two seconds, no
 //! switch would work: the start waits for that.
 
 use std::net::SocketAddr;
@@ -81,8 +81,8 @@ impl Sentinel {
         self.wait_for_switch(old)
     }
 
-    /// Waits until the server of this address is a replica that is in step. The sentinels take about ten seconds before
-    /// they tell so to an old primary that is up; a test in a hurry sends it REPLICAOF.
+    /// Waits until the server of this address is a replica that is in step. The sentinels take ten to twenty seconds
+    /// before they tell so to an old primary that is up, or up again; a test in a hurry sends it REPLICAOF.
     pub fn wait_until_follows(&self, address: SocketAddr) {
         until("the server follows", || follows(self.node_at(address)));
     }

@@ -131,24 +131,36 @@ fn a_cluster_is_ready_at_every_node() {
 
 #[test]
 fn a_slot_on_its_way_is_asked_for_and_then_moved() {
-    let cluster = Cluster::start(2, 0);
-    let slot = Cluster::slot_of("{a}");
-    let from = cluster.primary_of(slot);
-    let to = 1 - from;
-    let (old, new) = (&cluster.nodes()[from], &cluster.nodes()[to]);
-    for key in ["{a}1", "{a}2"] {
-        assert_eq!(text(&old.command(&["SET", key, "1"])), "OK");
+    for args in [&[][..], &["--requirepass", "secret"]] {
+        let cluster = Cluster::start_with(2, 0, args);
+        let slot = Cluster::slot_of("{a}");
+        let from = cluster.primary_of(slot);
+        let to = 1 - from;
+        let (old, new) = (&cluster.nodes()[from], &cluster.nodes()[to]);
+        for key in ["{a}1", "{a}2"] {
+            assert_eq!(text(&old.command(&["SET", key, "1"])), "OK");
+        }
+        let begun = cluster.begin_move(slot, from, to);
+        begun.carry(&["{a}1"]);
+        assert_eq!(error(&old.command(&["GET", "{a}1"])), format!("ASK {slot} {}", new.address()));
+        assert!(error(&old.command(&["MGET", "{a}1", "{a}2"])).starts_with("TRYAGAIN"));
+        assert_eq!(error(&new.command(&["GET", "{a}1"])), format!("MOVED {slot} {}", old.address()));
+        assert_eq!(text(&old.command(&["GET", "{a}2"])), "1");
+        begun.finish();
+        assert_eq!(cluster.primary_of(slot), to);
+        assert_eq!(text(&new.command(&["GET", "{a}2"])), "1");
+        assert_eq!(error(&old.command(&["GET", "{a}2"])), format!("MOVED {slot} {}", new.address()));
     }
-    let begun = cluster.begin_move(slot, from, to);
-    begun.carry(&["{a}1"]);
-    assert_eq!(error(&old.command(&["GET", "{a}1"])), format!("ASK {slot} {}", new.address()));
-    assert!(error(&old.command(&["MGET", "{a}1", "{a}2"])).starts_with("TRYAGAIN"));
-    assert_eq!(error(&new.command(&["GET", "{a}1"])), format!("MOVED {slot} {}", old.address()));
-    assert_eq!(text(&old.command(&["GET", "{a}2"])), "1");
-    begun.finish();
-    assert_eq!(cluster.primary_of(slot), to);
-    assert_eq!(text(&new.command(&["GET", "{a}2"])), "1");
-    assert_eq!(error(&old.command(&["GET", "{a}2"])), format!("MOVED {slot} {}", new.address()));
+}
+
+#[test]
+fn clients_of_a_cluster_are_sent_through_a_proxy() {
+    let cluster = Cluster::start(3, 1);
+    let proxy = Proxy::start(cluster.nodes()[0].address());
+    cluster.announce(0, proxy.address());
+    assert_eq!(error(&cluster.nodes()[1].command(&["GET", "{b}"])), format!("MOVED 3300 {}", proxy.address()));
+    assert_eq!(connect(proxy.address()).ask(&["GET", "{b}"]), Reply::Null);
+    assert_eq!(cluster.replica_of(0), 3);
 }
 
 #[test]
