@@ -22,7 +22,7 @@ use std::{
 
 use socket2::SockRef;
 
-use crate::PATIENCE;
+use crate::{PATIENCE, redis_server::free_port};
 
 /// How many connections live at the same time; further ones are closed at once. Each has three threads.
 const CONNECTIONS_MAX: usize = 256;
@@ -107,7 +107,7 @@ struct Chunk {
 impl Proxy {
     /// Starts a proxy in front of this address, without a fault.
     pub fn start(upstream: SocketAddr) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("listening");
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, free_port())).expect("listening");
         let address = listener.local_addr().expect("its address");
         let shared = Arc::new(Shared {
             upstream,
