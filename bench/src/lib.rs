@@ -12,7 +12,7 @@ use sluice::{
     clock::Now,
     engine::{ConnId, Engine, Facts, RespSettings, Shared},
     metrics::counters::CoreCounters,
-    policy::{LoadedPolicy, RuleSlots},
+    policy::{LoadedPolicy, LocalTerms, RuleSlots},
     resp::frame::RequestLimits,
 };
 
@@ -39,7 +39,7 @@ impl Rig {
         const SEED: u64 = 0x5EED;
         let policy = file::parse(policy, "bench").expect("the bench's policy is valid");
         let rules = policy.rules.len();
-        let (loaded, _) = LoadedPolicy::load(policy, SEED, &mut RuleSlots::new(rules)).expect("it compiles");
+        let (loaded, _) = LoadedPolicy::load(policy, SEED, LocalTerms::default(), &mut RuleSlots::new(rules)).expect("it compiles");
         let shared = Shared {
             policy: Arc::new(ArcSwap::from_pointee(loaded)),
             table: Arc::new(BucketTable::new(buckets)),

@@ -17,7 +17,7 @@ use toml::de::{DeTable, DeValue};
 use crate::{
     config::{ConfigError, Settings},
     control::{self, PolicyError},
-    policy::{LoadedPolicy, RuleSlots},
+    policy::{LoadedPolicy, LocalTerms, RuleSlots},
 };
 
 /// Why a command ends with exit code 1.
@@ -121,7 +121,7 @@ fn check_policy(path: &Path, rules_max: usize) -> Result<Policy, FileFaults> {
         };
         FileFaults::new(path, Kind::Policy, count, &error)
     })?;
-    match LoadedPolicy::load(policy.clone(), 0, &mut RuleSlots::new(rules_max)) {
+    match LoadedPolicy::load(policy.clone(), 0, LocalTerms::default(), &mut RuleSlots::new(rules_max)) {
         Ok(_) => Ok(policy),
         Err(error) => Err(FileFaults::new(path, Kind::Policy, 1, &format!("{}: {error}", path.display()))),
     }

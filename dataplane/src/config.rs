@@ -23,7 +23,9 @@ pub use self::{
     bounds::is_log_filter,
     problem::{ConfigError, Problem},
 };
-use crate::{limits::CORES_MAX, listener::TransportChoice};
+use policy_sync::model::OnFailure;
+
+use crate::{limits::CORES_MAX, listener::TransportChoice, policy::LocalTerms, store::breaker::BreakerSettings};
 
 /// All settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,6 +35,8 @@ pub struct Settings {
     pub cores: Cores,
     /// The policy file; absent means the built-in example.
     pub policy: Option<PathBuf>,
+    /// The store of the counts.
+    pub redis: Redis,
     /// The RESP face.
     pub resp: Resp,
     /// Bounds.
@@ -55,6 +59,36 @@ pub enum Cores {
     Count(usize),
     /// These, by the kernel's numbers.
     List(Vec<usize>),
+}
+
+/// Settings of the store of the counts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Redis {
+    /// Where to begin; none means that the counts stay in this process.
+    pub urls: Vec<String>,
+    /// A file with the password, where the URLs do not hold it.
+    pub password_file: Option<PathBuf>,
+    /// A file with the certificates of the authorities that `rediss://` trusts; absent means the system's.
+    pub ca_file: Option<PathBuf>,
+    /// How long a check waits for the store.
+    pub deadline_ms: u64,
+    /// How long opening a connection may take.
+    pub connect_timeout_ms: u64,
+    /// Checks of a core that may wait for the store at once.
+    pub waiting_max: usize,
+    /// Shards that the process can know, over its life.
+    pub shards_max: usize,
+    /// Call the script as a function (FCALL).
+    pub functions: bool,
+    /// What the buckets in memory get of a limit, where the rule does not say it.
+    pub local_share: f64,
+    /// The buckets in memory are full again when nothing was asked of them for this long.
+    pub local_idle_ms: u64,
+    /// What answers CL.THROTTLE and THROTTLE while the store does not.
+    pub throttle_on_failure: OnFailure,
+    /// When a shard is no longer asked.
+    pub breaker: BreakerSettings,
 }
 
 /// Settings of the RESP face.
@@ -159,6 +193,7 @@ impl Default for Settings {
         Self {
             cores: Cores::Count(0),
             policy: None,
+            redis: Redis::default(),
             resp: Resp::default(),
             limits: Limits::default(),
             transport: Transport::default(),
@@ -166,6 +201,32 @@ impl Default for Settings {
             shutdown: Shutdown::default(),
             log: Log::default(),
         }
+    }
+}
+
+impl Default for Redis {
+    fn default() -> Self {
+        Self {
+            urls: Vec::new(),
+            password_file: None,
+            ca_file: None,
+            deadline_ms: 5,
+            connect_timeout_ms: 50,
+            waiting_max: 8_192,
+            shards_max: 64,
+            functions: false,
+            local_share: 0.5,
+            local_idle_ms: 300_000,
+            throttle_on_failure: OnFailure::Local,
+            breaker: BreakerSettings::default(),
+        }
+    }
+}
+
+impl Redis {
+    /// How the buckets in memory are made.
+    pub fn local_terms(&self) -> LocalTerms {
+        LocalTerms { share: self.local_share, idle_ms: self.local_idle_ms }
     }
 }
 

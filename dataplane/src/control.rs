@@ -25,7 +25,7 @@ use thiserror::Error;
 use crate::{
     listener::park::Pulse,
     ops,
-    policy::{LoadError, LoadedPolicy, PolicyInForce, RuleSlots},
+    policy::{LoadError, LoadedPolicy, LocalTerms, PolicyInForce, RuleSlots},
     server::{Process, ServerError},
 };
 
@@ -60,6 +60,7 @@ pub enum PolicyError {
 pub struct Control {
     source: Option<PathBuf>,
     seed: u64,
+    local: LocalTerms,
     slots: RuleSlots,
     in_force: PolicyInForce,
     version: u64,
@@ -71,11 +72,16 @@ impl Control {
     /// # Errors
     ///
     /// Everything that is wrong with it.
-    pub fn new(source: Option<PathBuf>, seed: u64, rules_max: usize) -> Result<Self, PolicyError> {
+    pub fn new(
+        source: Option<PathBuf>,
+        seed: u64,
+        local: LocalTerms,
+        rules_max: usize,
+    ) -> Result<Self, PolicyError> {
         let mut slots = RuleSlots::new(rules_max);
         let policy = read(source.as_deref(), 1)?;
-        let (loaded, _) = LoadedPolicy::load(policy, seed, &mut slots)?;
-        Ok(Self { source, seed, slots, in_force: Arc::new(ArcSwap::from_pointee(loaded)), version: 1 })
+        let (loaded, _) = LoadedPolicy::load(policy, seed, local, &mut slots)?;
+        Ok(Self { source, seed, local, slots, in_force: Arc::new(ArcSwap::from_pointee(loaded)), version: 1 })
     }
 
     /// Where the cores find the policy in force.
@@ -95,7 +101,7 @@ impl Control {
             if policy.rules == old.policy.rules && policy.overrides == old.policy.overrides {
                 return Ok(None);
             }
-            Ok(Some(LoadedPolicy::load(policy, self.seed, &mut self.slots)?))
+            Ok(Some(LoadedPolicy::load(policy, self.seed, self.local, &mut self.slots)?))
         });
         match outcome {
             // A rename of something else in the folder is no news; whoever sent SIGHUP wants an answer.

@@ -32,6 +32,8 @@ pub enum Answer {
     Allow,
     /// It may not: HTTP 429.
     Deny,
+    /// Nobody can say, and the rule says that it then may not: HTTP 503.
+    Unavailable,
 }
 
 /// The answer to a check.
@@ -78,6 +80,72 @@ impl Reason {
     /// All reasons, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT] =
         [Self::Allowed, Self::Denied, Self::ShadowAllowed, Self::ShadowDenied, Self::Exempt];
+}
+
+/// Who answered for a rule that the store counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum By {
+    /// The store.
+    Redis,
+    /// A bucket in this gateway's memory, because the store did not.
+    Local,
+    /// Nobody: the rule is open on failure.
+    Open,
+    /// Nobody: the rule is closed on failure.
+    Closed,
+}
+
+impl By {
+    /// How many there are.
+    pub const COUNT: usize = 4;
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; Self::COUNT] = [Self::Redis, Self::Local, Self::Open, Self::Closed];
+
+    /// The word for metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Redis => "redis",
+            Self::Local => "local",
+            Self::Open => "open",
+            Self::Closed => "closed",
+        }
+    }
+}
+
+/// Why the store did not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Why {
+    /// No reply by the deadline.
+    Timeout,
+    /// The shard's breaker is open.
+    BreakerOpen,
+    /// There is no connection to the shard, or it ended with the call on its way.
+    Down,
+    /// As much is on its way as may be.
+    Overloaded,
+    /// The shard answered with an error.
+    Refused,
+}
+
+impl Why {
+    /// How many there are.
+    pub const COUNT: usize = 5;
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; Self::COUNT] =
+        [Self::Timeout, Self::BreakerOpen, Self::Down, Self::Overloaded, Self::Refused];
+
+    /// The word for metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::BreakerOpen => "breaker_open",
+            Self::Down => "down",
+            Self::Overloaded => "overloaded",
+            Self::Refused => "refused",
+        }
+    }
 }
 
 /// Where a decision records what each rule said.
@@ -316,8 +384,19 @@ fn observe<T: Tally>(ground: &Ground<'_, T>, applied: &[Applied], cost: u32, ans
     }
 }
 
+/// Of two allows the one with less remaining; the first among equals. What nothing limits is never the tighter one.
+pub fn tighter(allowed: Option<Verdict>, other: Verdict) -> Verdict {
+    let room = |verdict: &Verdict| {
+        if verdict.remaining == UNLIMITED { i64::MAX } else { verdict.remaining }
+    };
+    match allowed {
+        Some(allowed) if room(&allowed) <= room(&other) => allowed,
+        _ => other,
+    }
+}
+
 /// Of two refusals the one with the longer wait; the first among equals.
-fn longer(refused: Option<Verdict>, other: Verdict) -> Verdict {
+pub fn longer(refused: Option<Verdict>, other: Verdict) -> Verdict {
     let wait = |verdict: &Verdict| {
         if verdict.retry_after_ms == NEVER { i64::MAX } else { verdict.retry_after_ms }
     };
@@ -327,7 +406,8 @@ fn longer(refused: Option<Verdict>, other: Verdict) -> Verdict {
     }
 }
 
-fn refuse_always(rule: u32) -> Verdict {
+/// The refusal by a rule that grants nothing.
+pub fn refuse_always(rule: u32) -> Verdict {
     Verdict {
         answer: Answer::Deny,
         limit: 0,

@@ -7,7 +7,8 @@
 //! 3. [`resp`]: the protocol.
 //! 4. [`decision`]: from the rules that apply to one verdict.
 //! 5. [`buckets`]: the state of the limits.
-//! 6. [`policy`]: the policy in force, and how a new one replaces it.
+//! 6. [`store`]: the same state in Redis, shared by all gateways, and what happens when it does not answer.
+//! 7. [`policy`]: the policy in force, and how a new one replaces it.
 
 pub mod buckets;
 pub mod cli;
@@ -27,4 +28,5 @@ pub mod policy;
 mod prefetch;
 pub mod resp;
 pub mod server;
+pub mod store;
 mod sync;

@@ -52,7 +52,7 @@ fn serve(args: &ServeArgs) -> Outcome {
     let password = settings.resp.password_file.as_deref().map(read_password).transpose()?;
     sluice::files::fit(&mut settings)?;
     let seed = getrandom::u64().map_err(|error| format!("the system gives no random numbers: {error}"))?;
-    let control = Control::new(settings.policy.clone(), seed, settings.limits.rules_max)?;
+    let control = Control::new(settings.policy.clone(), seed, settings.redis.local_terms(), settings.limits.rules_max)?;
     let (ask, requests) = mpsc::channel();
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     std::thread::Builder::new().name("sluice-signals".into()).spawn(move || {

@@ -7,7 +7,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use arc_swap::ArcSwap;
 use policy_sync::{
-    model::{Mode, Policy},
+    model::{Limit, Mode, OnFailure, Policy, Rule},
     rate::Rate,
     snapshot::{CompiledRule, Grant, Snapshot, compile::CompileError},
 };
@@ -23,12 +23,50 @@ pub struct LoadedPolicy {
     pub policy: Policy,
     /// By rule: what deciding and answering need of it.
     pub cards: Box<[RuleCard]>,
+    /// By override: the limit of its buckets in memory while the store does not answer. Meaningless where it grants none.
+    override_locals: Box<[Rate]>,
+}
+
+/// How the buckets are made that stand in, in this gateway's memory, while the store does not answer; settings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LocalTerms {
+    /// What they get of a limit where the rule does not say it, above 0 and at most 1.
+    pub share: f64,
+    /// They are full again when nothing was asked of them for this long, in milliseconds.
+    pub idle_ms: u64,
+}
+
+impl Default for LocalTerms {
+    fn default() -> Self {
+        Self { share: 0.5, idle_ms: 300_000 }
+    }
+}
+
+impl LocalTerms {
+    /// The share of a rate.
+    pub fn rate(&self, rate: &Rate) -> Rate {
+        // A share of a limit that is valid is valid; see `Limit::share`.
+        self.idle(Rate::new(rate.limit().share(self.share)).unwrap_or(*rate))
+    }
+
+    fn idle(&self, mut rate: Rate) -> Rate {
+        rate.ticks_to_full = rate.ticks_to_full.min(self.idle_ms / u64::from(rate.tick_ms)).max(1);
+        rate
+    }
 }
 
 /// What deciding and answering need of a rule, side by side.
 pub struct RuleCard {
     /// The rule's own limit, where it is one that the rule enforces: all that a check without an override needs.
     pub enforced: Option<Rate>,
+    /// Whether it enforces, only records, or sleeps.
+    pub mode: Mode,
+    /// See [`CompiledRule::identity_group`].
+    pub identity_group: u32,
+    /// What answers while the store does not.
+    pub on_failure: OnFailure,
+    /// The limit of its buckets in memory while the store does not answer. Meaningless where it grants no limit.
+    local: Rate,
     /// Its counters' slot.
     pub slot: u32,
     /// Its part of a check's reply.
@@ -130,22 +168,62 @@ impl LoadedPolicy {
     /// # Errors
     ///
     /// See [`LoadError`]; the slots are then as before.
-    pub fn load(policy: Policy, seed: u64, slots: &mut RuleSlots) -> Result<(Self, Vec<u32>), LoadError> {
+    pub fn load(
+        policy: Policy,
+        seed: u64,
+        local: LocalTerms,
+        slots: &mut RuleSlots,
+    ) -> Result<(Self, Vec<u32>), LoadError> {
         let snapshot = Snapshot::compile(&policy, seed)?;
         let names: Vec<&str> = policy.rules.iter().map(|rule| rule.name.as_str()).collect();
         let (slots, reused) = slots.assign(&names)?;
-        let cards = snapshot.rules().iter().zip(slots).map(|(rule, slot)| RuleCard::new(rule, slot)).collect();
-        Ok((Self { snapshot, cards, policy }, reused))
+        let rules = snapshot.rules().iter().zip(&policy.rules).zip(slots);
+        let cards = rules.map(|((rule, written), slot)| RuleCard::new(rule, written, local, slot)).collect();
+        let override_locals = snapshot.override_grants().map(|grant| stand_in(grant, None, local)).collect();
+        Ok((Self { snapshot, cards, override_locals, policy }, reused))
+    }
+
+    /// The limit of a bucket in memory, while the store does not answer: of a rule, or of an override of it.
+    pub fn local_rate(&self, rule: u32, override_index: u32) -> &Rate {
+        self.override_locals.get(override_index as usize).unwrap_or_else(|| &self.cards[rule as usize].local)
+    }
+}
+
+/// A rate that grants as little as a rate can; it stands where there is no limit.
+const LEAST: Rate = Rate {
+    capacity: 1,
+    units_per_token: 1,
+    units_per_tick: 1,
+    ticks_to_full: 1,
+    tick_ms: 1,
+    refill: 1,
+    period_ms: 1,
+};
+
+/// What a bucket in memory gets: what the rule says, or its share of the limit.
+fn stand_in(grant: &Grant, written: Option<Limit>, local: LocalTerms) -> Rate {
+    match (written.and_then(|limit| Rate::new(limit).ok()), grant) {
+        (Some(rate), _) => local.idle(rate),
+        (None, Grant::Limit(rate)) => local.rate(rate),
+        (None, Grant::Deny | Grant::Exempt) => LEAST,
     }
 }
 
 impl RuleCard {
-    fn new(rule: &CompiledRule, slot: u32) -> Self {
+    fn new(rule: &CompiledRule, written: &Rule, local: LocalTerms, slot: u32) -> Self {
         let (limit, enforced) = match rule.allowance {
             Grant::Limit(rate) => (i64::from(rate.capacity), (rule.mode == Mode::Enforce).then_some(rate)),
             Grant::Deny | Grant::Exempt => (UNLIMITED, None),
         };
-        Self { enforced, slot, reply: RuleReply::new(&rule.name, limit) }
+        Self {
+            enforced,
+            mode: rule.mode,
+            identity_group: rule.identity_group,
+            on_failure: written.on_failure,
+            local: stand_in(&rule.allowance, written.local, local),
+            slot,
+            reply: RuleReply::new(&rule.name, limit),
+        }
     }
 }
 

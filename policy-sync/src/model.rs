@@ -85,6 +85,25 @@ pub struct Limit {
     pub period_ms: u64,
 }
 
+impl Limit {
+    /// A share of the limit, above 0 and at most 1: of the capacity and of the rate, at least one token of each.
+    ///
+    /// The rate's share is exact to a thousandth where a longer period can say it, so that small limits keep their shape.
+    #[must_use]
+    pub fn share(self, share: f64) -> Self {
+        // Between 1 and 1000, and so are the products far below 2^63.
+        let thousandths = (share * 1000.0).round().clamp(1.0, 1000.0) as u64;
+        let capacity = (self.capacity * thousandths / 1000).max(1);
+        let (refill, period_ms) = (self.refill * thousandths, self.period_ms * 1000);
+        let divisor = crate::rate::gcd(refill, period_ms);
+        let exact = Self { capacity, refill: refill / divisor, period_ms: period_ms / divisor };
+        if crate::rate::Rate::new(exact).is_ok() {
+            return exact;
+        }
+        Self { capacity, refill: (self.refill * thousandths / 1000).max(1), ..self }
+    }
+}
+
 /// What a rule or an override grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -780,7 +780,7 @@ impl Totals {
     fn throttle(&mut self, verdict: &decision::Verdict) {
         match verdict.answer {
             Answer::Allow => self.throttles_allowed += 1,
-            Answer::Deny => self.throttles_denied += 1,
+            Answer::Deny | Answer::Unavailable => self.throttles_denied += 1,
         }
     }
 

@@ -1,7 +1,7 @@
 //! One connection, without its socket: what it said so far, what it is still to be told, and what it agreed on.
 
 /// A connection's number on its core: an index into the engine's sessions and the transport's sockets alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ConnId(pub u32);
 
 impl ConnId {

@@ -48,7 +48,7 @@ const CONN: ConnId = ConnId(0);
 
 fn engine(policy: &str) -> (Engine, PolicyInForce) {
     let policy = file::parse(policy, "test").unwrap();
-    let (loaded, _) = LoadedPolicy::load(policy, 1, &mut RuleSlots::new(100)).unwrap();
+    let (loaded, _) = LoadedPolicy::load(policy, 1, LocalTerms::default(), &mut RuleSlots::new(100)).unwrap();
     let in_force: PolicyInForce = Arc::new(ArcSwap::from_pointee(loaded));
     let shared = Shared {
         policy: Arc::clone(&in_force),
@@ -176,6 +176,7 @@ fn a_new_policy_forgets_what_was_remembered() {
     let (changed, _) = LoadedPolicy::load(
         file::parse(&POLICY.replace("\"login\"", "\"renamed\""), "test").unwrap(),
         1,
+        LocalTerms::default(),
         &mut RuleSlots::new(100),
     )
     .unwrap();

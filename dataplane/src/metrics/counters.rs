@@ -8,7 +8,10 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use crate::{buckets::TableCounts, decision::Reason};
+use crate::{
+    buckets::TableCounts,
+    decision::{By, Reason, Why},
+};
 
 /// A counter with one writer.
 #[derive(Debug, Default)]
@@ -68,6 +71,14 @@ pub struct CoreCounters {
     pub buckets_evicted_full: Counter,
     /// Buckets dropped before they were full again.
     pub buckets_evicted_in_use: Counter,
+    /// CL.THROTTLE and THROTTLE calls that the store did not answer.
+    pub throttle_fallbacks: Counter,
+    /// Checks of which a shadow rule never learned what it would have said, because the store did not answer.
+    pub shadow_unknown: Counter,
+    /// By rule slot, and who answered.
+    decided_by: Box<[Counter]>,
+    /// By rule slot, and why the store did not answer.
+    fallbacks: Box<[Counter]>,
     /// By rule slot and reason; see [`RuleSlots`](crate::policy::RuleSlots).
     rules: Box<[Counter]>,
 }
@@ -92,6 +103,10 @@ impl CoreCounters {
             buckets_inserted: Counter::default(),
             buckets_evicted_full: Counter::default(),
             buckets_evicted_in_use: Counter::default(),
+            throttle_fallbacks: Counter::default(),
+            shadow_unknown: Counter::default(),
+            decided_by: (0..rule_slots * By::COUNT).map(|_| Counter::default()).collect(),
+            fallbacks: (0..rule_slots * Why::COUNT).map(|_| Counter::default()).collect(),
             rules: (0..rule_slots * Reason::COUNT).map(|_| Counter::default()).collect(),
         })
     }
@@ -100,6 +115,18 @@ impl CoreCounters {
     #[inline(always)]
     pub fn rule(&self, slot: u32, reason: Reason) -> &Counter {
         &self.rules[slot as usize * Reason::COUNT + reason as usize]
+    }
+
+    /// The counter of a rule's slot and who answered for it, where the store counts.
+    #[inline(always)]
+    pub fn decided_by(&self, slot: u32, by: By) -> &Counter {
+        &self.decided_by[slot as usize * By::COUNT + by as usize]
+    }
+
+    /// The counter of a rule's slot and why the store did not answer for it.
+    #[inline(always)]
+    pub fn fallback(&self, slot: u32, why: Why) -> &Counter {
+        &self.fallbacks[slot as usize * Why::COUNT + why as usize]
     }
 
     /// Publishes what happened to the table on this core.

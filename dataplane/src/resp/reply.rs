@@ -138,16 +138,22 @@ const fn digits_table(padded: bool) -> [u32; 1000] {
     table
 }
 
-/// CHECK: `allowed(1/0), limit, remaining, retry_after_ms, reset_after_ms, rule`.
+/// CHECK: `allowed(1/0/-1), limit, remaining, retry_after_ms, reset_after_ms, rule`.
 pub fn check(verdict: &Verdict, rule: &RuleReply, out: &mut Vec<u8>) {
     let mut writer = Writer::new(out);
-    let answer = if verdict.answer == Answer::Allow { b'1' } else { b'0' };
-    if verdict.limit == rule.limit {
+    let answer = match verdict.answer {
+        Answer::Allow => 1,
+        Answer::Deny => 0,
+        Answer::Unavailable => -1,
+    };
+    if verdict.limit == rule.limit && answer >= 0 {
         let mut head = rule.head;
-        head[ANSWER_AT] = answer;
+        head[ANSWER_AT] = b'0' + answer as u8;
         writer.put(&head, rule.head_len);
     } else {
-        writer.put(&[b'*', b'6', b'\r', b'\n', b':', answer, b'\r', b'\n', b':'], 9);
+        writer.put(b"*6\r\n:", 5);
+        writer.integer(answer);
+        writer.put(b"\r\n:", 3);
         writer.integer(verdict.limit);
         writer.put(b"\r\n:", 3);
     }
@@ -159,11 +165,15 @@ pub fn check(verdict: &Verdict, rule: &RuleReply, out: &mut Vec<u8>) {
     rule.end(writer);
 }
 
+/// What a throttle call is told that nobody can decide: its replies have no word for that.
+const UNAVAILABLE: &str = "UNAVAILABLE the store does not answer (setting redis.throttle_on_failure)";
+
 /// CL.THROTTLE, as redis-cell: `limited(0/1), max_burst + 1, remaining, retry_after_s or -1, reset_after_s`.
 pub fn cl_throttle(verdict: &Verdict, out: &mut Vec<u8>) {
     let (limited, retry_after) = match verdict.answer {
         Answer::Allow => (0, -1),
         Answer::Deny => (1, seconds(verdict.retry_after_ms)),
+        Answer::Unavailable => return error(UNAVAILABLE, out),
     };
     integers([limited, verdict.limit, verdict.remaining, retry_after, seconds(verdict.reset_after_ms)], out);
 }
@@ -173,6 +183,7 @@ pub fn throttle(verdict: &Verdict, out: &mut Vec<u8>) {
     let (allowed, retry_after) = match verdict.answer {
         Answer::Allow => (1, 0),
         Answer::Deny => (0, seconds(verdict.retry_after_ms)),
+        Answer::Unavailable => return error(UNAVAILABLE, out),
     };
     integers([allowed, verdict.limit, verdict.remaining, seconds(verdict.reset_after_ms), retry_after], out);
 }

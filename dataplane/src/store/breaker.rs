@@ -25,10 +25,13 @@
 //! Failures are counted in ten cells, a tenth of the window each; a cell is reset by whoever first needs it again. Cores
 //! report once per wake-up, not per call, so the words are rarely contended. Nothing here reads a clock.
 
+use serde::{Deserialize, Serialize};
+
 use crate::sync::{AtomicU64, Ordering};
 
 /// How a breaker judges; settings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct BreakerSettings {
     /// How far back failures count, in milliseconds.
     pub window_ms: u64,
@@ -40,6 +43,12 @@ pub struct BreakerSettings {
     pub open_ms: u64,
     /// How many probes must succeed for it to close, 1..=[`PROBES_MAX`]; no more than these are let through.
     pub probes: u32,
+}
+
+impl Default for BreakerSettings {
+    fn default() -> Self {
+        Self { window_ms: 10_000, calls_min: 20, failures_pct: 50, open_ms: 30_000, probes: 3 }
+    }
 }
 
 /// The most probes that the word can count.

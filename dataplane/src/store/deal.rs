@@ -35,37 +35,33 @@ impl BucketReply {
         })
     }
 
-    /// The bucket as it is with `more` tokens in it: until it holds `cost`, and until it is full. Computed from the time
-    /// to full, which knows the fraction of a token; rounded so that waiting for it is enough.
-    fn with(&self, more: u32, cost: u32, rate: &Rate) -> (i64, i64) {
-        let time_of = |tokens: u32| i64::try_from(u128::from(tokens) * u128::from(rate.period_ms) / u128::from(rate.refill)).unwrap_or(i64::MAX);
-        let until = |tokens: u32| (self.reset_after_ms - time_of(rate.capacity - tokens.min(rate.capacity)) - time_of(more)).max(0);
-        let holds = self.remaining.saturating_add(more) >= cost;
-        let retry_after_ms = match cost {
-            _ if holds => 0,
-            cost if cost > rate.capacity => NEVER,
-            // At least a moment: it does not hold the cost now.
-            cost => until(cost).max(1),
-        };
-        (retry_after_ms, until(rate.capacity))
-    }
-
     /// What the bucket says of a check of `cost` that finds `more` tokens beside what remains, and takes them if `takes`.
     pub(super) fn verdict(&self, more: u32, cost: u32, takes: bool, rate: &Rate, rule: u32) -> Verdict {
         let level = self.remaining.saturating_add(more).min(rate.capacity);
-        let (retry_after_ms, reset_after_ms) = self.with(more, cost, rate);
-        let passes = level >= cost;
-        let after = if passes && takes { cost } else { 0 };
-        // What it takes must come back before the bucket is full.
-        let (_, reset_after_ms) = if after > 0 { self.with(more - after.min(more), cost, rate) } else { (0, reset_after_ms) };
+        let (answer, retry_after_ms, taken) = match cost {
+            _ if level >= cost => (Answer::Allow, 0, if takes { cost } else { 0 }),
+            _ if cost > rate.capacity => (Answer::Deny, NEVER, 0),
+            // At least a moment: it does not hold the cost now.
+            _ => (Answer::Deny, self.until(cost, more, rate).max(1), 0),
+        };
         Verdict {
-            answer: if passes { Answer::Allow } else { Answer::Deny },
+            answer,
             limit: i64::from(rate.capacity),
-            remaining: i64::from(level - after),
+            remaining: i64::from(level - taken),
             retry_after_ms,
-            reset_after_ms,
+            reset_after_ms: self.until(rate.capacity, more.saturating_sub(taken), rate),
             rule: Some(rule),
         }
+    }
+
+    /// Milliseconds until the bucket, with `more` tokens in it, holds `tokens`. Worked out back from the time to full,
+    /// which knows the fraction of a token; rounded so that waiting for it is enough.
+    fn until(&self, tokens: u32, more: u32, rate: &Rate) -> i64 {
+        let time_of = |tokens: u32| {
+            let ms = u128::from(tokens) * u128::from(rate.period_ms) / u128::from(rate.refill);
+            i64::try_from(ms).unwrap_or(i64::MAX)
+        };
+        (self.reset_after_ms - time_of(rate.capacity - tokens)).saturating_sub(time_of(more)).max(0)
     }
 }
 
@@ -98,6 +94,7 @@ impl Deal {
     }
 }
 
+#[cfg(not(loom))]
 #[cfg(test)]
 mod tests {
     use policy_sync::model::Limit;

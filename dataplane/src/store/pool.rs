@@ -4,7 +4,7 @@
 //! cannot take more memory than the settings say, and an entry keeps its buffers' memory for its next owner.
 
 /// Where an entry is, and which of its owners is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Handle {
     pub(super) at: u32,
     owner: u32,
@@ -90,6 +90,7 @@ impl<T> std::ops::IndexMut<Handle> for Pool<T> {
     }
 }
 
+#[cfg(not(loom))]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,890 @@
+//! The counts in Redis: from the rules that apply to a check to calls, and from their replies to a verdict.
+//!
+//! One per core, without a socket, a clock or a lock. A check comes in with the rules that apply to it and is answered at
+//! once or later:
+//!
+//! ```text
+//!   ask(question)        the rules with a limit, by identity: one *part* per identity, in the *group* of its buckets
+//!   flush(calls)         each group that has parts waiting and no call in flight: one script call for all of them
+//!   completed(reply)     the grant is dealt out to the parts; a check whose parts are all there has its verdict
+//!   expire(now)          checks whose deadline has come: the failure policy answers what is missing
+//!   next_decided()       what the engine writes to its clients
+//! ```
+//!
+//! That is coalescing: parts that arrive in one wake-up for the same buckets leave as one call, those that arrive while it
+//! is in flight leave as the next. `deal` splits a grant, `fallback` answers what no store answered, `shards` is what all
+//! cores know of the shards, `breaker` decides whether one is asked, `pool` bounds it all, `wire` speaks to the client.
+//!
+//! Shadow rules have parts of their own that nobody waits for: they lie dormant until the verdict, and then take (if the
+//! check was allowed) or look (if it was not), each for itself.
+
+pub mod breaker;
+mod deal;
+mod fallback;
+mod pool;
+pub mod shards;
+mod tables;
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+};
+
+use policy_sync::{
+    identity,
+    model::{Mode, OnFailure},
+    rate::Rate,
+    snapshot::{Applied, Attributes, Grant},
+};
+use smallvec::SmallVec;
+
+use self::{
+    breaker::{Admission, Report, State},
+    deal::{BucketReply, Deal},
+    pool::Handle,
+    shards::{ShardId, Shards},
+    tables::{Group, PartState, Tables},
+};
+use crate::{
+    buckets::{BucketTable, TableCounts},
+    decision::{self, Answer, By, Reason, UNRULED, Verdict, Why},
+    engine::ConnId,
+    metrics::counters::CoreCounters,
+    policy::{LoadedPolicy, LocalTerms},
+};
+
+/// What a core's store is allowed; settings.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreSettings {
+    /// How long a check waits for the store, in microseconds, counted from its arrival.
+    pub deadline_us: u64,
+    /// Checks of a core that may wait at once; beyond, the failure policy answers.
+    pub waiting_max: usize,
+    /// How the shards' breakers judge.
+    pub breaker: breaker::BreakerSettings,
+    /// What answers a throttle call that the store does not.
+    pub throttle_on_failure: OnFailure,
+    /// How the buckets in memory are made.
+    pub local: LocalTerms,
+}
+
+/// The way to the shards: what this module asks of a client, and what a simulator can be in its place.
+pub trait Calls {
+    /// The slot of a key's hash tag.
+    fn slot(&self, tag: &[u8]) -> u16;
+
+    /// The shard that serves a slot, if any is known.
+    fn shard(&mut self, slot: u16) -> Option<ShardId>;
+
+    /// Sends a call; its outcome comes back through [`Store::completed`] with the token, unless that is [`NOBODY`]. After
+    /// an error none comes.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be sent.
+    fn send(&mut self, token: u64, call: &Call<'_>) -> Result<(), Why>;
+}
+
+/// One call of `lua/token_bucket.lua`.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// The slot of all its keys.
+    pub slot: u16,
+    /// How to take.
+    pub take: TakeMode,
+    /// How much, from each bucket.
+    pub cost: u32,
+    /// All keys, one after the other.
+    pub keys: &'a [u8],
+    /// Where each key ends, and its bucket's limit.
+    pub buckets: &'a [Bucket],
+}
+
+/// A bucket of a call.
+#[derive(Clone, Copy, Debug)]
+pub struct Bucket {
+    /// Where its key ends in [`Call::keys`].
+    pub key_end: u32,
+    /// The limit in force.
+    pub rate: Rate,
+    /// Index of its rule, or [`NO_RULE`].
+    rule: u32,
+    /// The override in force, or [`Applied::NO_OVERRIDE`].
+    override_index: u32,
+    /// The key of its stand-in in memory.
+    local_key: u64,
+}
+
+/// How a call takes from its buckets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TakeMode {
+    /// The whole cost from every bucket, or nothing.
+    Exactly,
+    /// The most that every bucket grants, up to the cost.
+    UpTo,
+    /// Gives back.
+    Back,
+}
+
+/// A throttle call brings its limit along and belongs to no rule.
+const NO_RULE: u32 = u32::MAX;
+/// The token of calls whose outcome nobody waits for.
+pub const NOBODY: u64 = u64::MAX;
+
+/// A check that waits for the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckId(Handle);
+
+/// What became of a question.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Asked {
+    /// The verdict.
+    Now(Verdict),
+    /// It comes through [`Store::next_decided`].
+    Later(CheckId),
+}
+
+/// Who asks, how much, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct Question {
+    /// The connection.
+    pub conn: ConnId,
+    /// The cost; 0 only looks.
+    pub cost: u32,
+    /// When it arrived, in microseconds since the process began.
+    pub now_us: u64,
+}
+
+/// A throttle call: its own limit, whatever the policy says.
+#[derive(Clone, Copy, Debug)]
+pub struct ThrottleBucket<'a> {
+    /// The command's name, which keeps the dialects' buckets apart.
+    pub family: &'static str,
+    /// Whose bucket.
+    pub key: &'a [u8],
+    /// The key, hashed with the process's seed.
+    pub hash: u64,
+    /// The limit.
+    pub rate: Rate,
+}
+
+/// What a core works with beside the store's own state.
+pub struct Surroundings<'a> {
+    /// The buckets that stand in while the store does not answer.
+    pub table: &'a BucketTable,
+    /// What happened to them.
+    pub table_counts: &'a mut TableCounts,
+    /// This core's counters.
+    pub counters: &'a CoreCounters,
+    /// The time, in milliseconds since the process began.
+    pub now_ms: u64,
+}
+
+impl Surroundings<'_> {
+    fn count(&self, policy: &LoadedPolicy, rule: u32, reason: Reason) {
+        self.counters.rule(policy.cards[rule as usize].slot, reason).add(1);
+    }
+}
+
+/// The asker of one core.
+pub struct Store {
+    settings: StoreSettings,
+    shards: Arc<Shards>,
+    tables: Tables,
+    /// Checks in the order of their deadlines, which is that of their arrival.
+    arrivals: VecDeque<(u64, Handle)>,
+    decided: Vec<(ConnId, CheckId)>,
+    /// By shard: what ended since the last flush.
+    reports: Box<[Report]>,
+    /// The policies that waiting checks are under; the last one is in force.
+    policies: VecDeque<(u64, Arc<LoadedPolicy>)>,
+    identity: Vec<u8>,
+}
+
+/// Policies that are kept for checks that wait. A check waits for milliseconds, so older ones are out of use.
+const POLICIES_MAX: usize = 16;
+
+impl Store {
+    /// A store with everything that it will ever need.
+    pub fn new(settings: StoreSettings, shards: Arc<Shards>, policy: &Arc<LoadedPolicy>, generation: u64) -> Self {
+        Self {
+            tables: Tables::new(settings.waiting_max),
+            arrivals: VecDeque::with_capacity(settings.waiting_max),
+            decided: Vec::with_capacity(settings.waiting_max),
+            reports: vec![Report::default(); shards.len()].into(),
+            policies: VecDeque::from([(generation, Arc::clone(policy))]),
+            identity: Vec::with_capacity(1024),
+            settings,
+            shards,
+        }
+    }
+
+    /// A new policy is in force. Checks that wait go on under theirs.
+    pub fn adopt(&mut self, around: &mut Surroundings<'_>, policy: &Arc<LoadedPolicy>, generation: u64) {
+        if self.policies.len() == POLICIES_MAX {
+            // Whoever still waits under the oldest has lived through sixteen policies within a deadline.
+            self.expire(around, u64::MAX);
+            self.policies.pop_front();
+        }
+        self.policies.push_back((generation, Arc::clone(policy)));
+    }
+
+    /// Checks that wait.
+    pub fn waiting(&self) -> usize {
+        self.tables.checks.used()
+    }
+
+    /// Decides a check to which `applied` apply, or sends it on its way.
+    #[inline]
+    pub fn ask(
+        &mut self,
+        around: &mut Surroundings<'_>,
+        calls: &impl Calls,
+        question: Question,
+        applied: &[Applied],
+        attributes: &Attributes<'_>,
+    ) -> Asked {
+        let Some((generation, policy)) = self.policies.back() else {
+            unreachable!("the policy in force is always there");
+        };
+        let mut desk = Desk {
+            settings: &self.settings,
+            tables: &mut self.tables,
+            arrivals: &mut self.arrivals,
+            identity: &mut self.identity,
+            generation: *generation,
+            policy,
+        };
+        desk.ask(around, calls, question, applied, attributes)
+    }
+
+    /// The same for a throttle call.
+    pub fn throttle(
+        &mut self,
+        around: &mut Surroundings<'_>,
+        calls: &impl Calls,
+        question: Question,
+        bucket: &ThrottleBucket<'_>,
+    ) -> Asked {
+        let Some((generation, policy)) = self.policies.back() else {
+            unreachable!("the policy in force is always there");
+        };
+        let mut desk = Desk {
+            settings: &self.settings,
+            tables: &mut self.tables,
+            arrivals: &mut self.arrivals,
+            identity: &mut self.identity,
+            generation: *generation,
+            policy,
+        };
+        desk.throttle(around, calls, question, bucket)
+    }
+
+    /// Sends what the wake-up has produced: one call for each group of buckets that has something to ask and no call
+    /// in flight; and tells the breakers what has ended.
+    pub fn flush(&mut self, around: &mut Surroundings<'_>, calls: &mut impl Calls) {
+        self.report(around);
+        for at in 0.. {
+            let Some(&group) = self.tables.dirty.get(at) else { break };
+            self.tables.groups[group].is_dirty = false;
+            self.send(around, calls, group);
+        }
+        self.tables.dirty.clear();
+        while let Some((group, tokens)) = self.tables.backs.pop() {
+            let entry = &self.tables.groups[group];
+            let shard = calls.shard(entry.slot);
+            let reachable = shard.is_some_and(|shard| self.shards.breaker(shard).state() == State::Closed);
+            if reachable {
+                let call = call_of(entry, TakeMode::Back, tokens);
+                // What cannot be given back refills by itself.
+                let _ = calls.send(NOBODY, &call);
+            }
+            self.tables.gave_back(group);
+        }
+        self.report(around);
+    }
+
+    /// Takes what a call has brought. `Err` says why it brought nothing, and whether the shard is to blame.
+    pub fn completed(
+        &mut self,
+        around: &mut Surroundings<'_>,
+        token: u64,
+        shard: Option<ShardId>,
+        outcome: Result<&[i64], (Why, bool)>,
+    ) {
+        let handle = Handle::unpack(token);
+        let is_probe = self.tables.groups.find(handle).is_some_and(|group| group.is_probe);
+        if let Some(report) = shard.and_then(|shard| self.reports.get_mut(shard.index())) {
+            let failed = matches!(outcome, Err((_, true)));
+            report.calls += 1;
+            report.failures += u32::from(failed);
+            report.probes_ok += u32::from(is_probe && !failed);
+            report.probes_failed += u32::from(is_probe && failed);
+        }
+        if token == NOBODY || self.tables.groups.find(handle).is_none() {
+            return;
+        }
+        let group = &mut self.tables.groups[handle];
+        (group.is_in_flight, group.is_probe) = (false, false);
+        let replies = outcome.map(|integers| read_replies(integers, group.buckets.len()));
+        match replies {
+            Ok(Some(replies)) => self.deal(around, handle, &replies),
+            // The script's answer makes no sense: somebody else's function under its name.
+            Ok(None) => self.fail(around, handle, Why::Refused),
+            Err((why, _)) => self.fail(around, handle, why),
+        }
+        let group = &mut self.tables.groups[handle];
+        if !group.waiting.is_empty() && !std::mem::replace(&mut group.is_dirty, true) {
+            self.tables.dirty.push(handle);
+        }
+        self.tables.release_group_if_idle(handle);
+    }
+
+    /// Decides the checks whose deadline has come.
+    pub fn expire(&mut self, around: &mut Surroundings<'_>, now_us: u64) {
+        while let Some(&(deadline_us, check)) = self.arrivals.front() {
+            let Some(entry) = self.tables.checks.find(check) else {
+                self.arrivals.pop_front();
+                continue;
+            };
+            if entry.verdict.is_none() {
+                if deadline_us > now_us {
+                    return;
+                }
+                self.conclude(around, check);
+            }
+            self.arrivals.pop_front();
+        }
+    }
+
+    /// When the next check's deadline comes, in microseconds since the process began. May be that of one that is
+    /// already decided.
+    pub fn next_deadline_us(&self) -> Option<u64> {
+        self.arrivals.front().map(|&(deadline_us, _)| deadline_us)
+    }
+
+    /// The next check that has got its verdict, and who asked.
+    pub fn next_decided(&mut self) -> Option<(ConnId, CheckId)> {
+        self.decided.pop()
+    }
+
+    /// A check's verdict, and the policy that its rule is of; `None` while it waits.
+    pub fn verdict(&mut self, check: CheckId) -> Option<(Verdict, &LoadedPolicy)> {
+        let entry = self.tables.checks.find(check.0)?;
+        let (verdict, generation) = (entry.verdict?, entry.policy);
+        Some((verdict, policy_of(&self.policies, generation)))
+    }
+
+    /// The verdict is no longer needed: it was read, or its connection is gone.
+    pub fn release(&mut self, check: CheckId) {
+        if let Some(entry) = self.tables.checks.find(check.0) {
+            entry.is_read = true;
+            self.tables.release_check_if_done(check.0);
+        }
+    }
+
+    /// Tells the breakers what has ended since the last time.
+    fn report(&mut self, around: &Surroundings<'_>) {
+        for (at, report) in self.reports.iter_mut().enumerate() {
+            if report.calls > 0 {
+                self.shards.report(ShardId(at as u16), &self.settings.breaker, around.now_ms, std::mem::take(report));
+            }
+        }
+    }
+
+    /// One call for all parts that wait in a group.
+    fn send(&mut self, around: &mut Surroundings<'_>, calls: &mut impl Calls, handle: Handle) {
+        self.drop_answered(handle);
+        let group = &self.tables.groups[handle];
+        if group.is_in_flight || group.waiting.is_empty() {
+            self.tables.release_group_if_idle(handle);
+            return;
+        }
+        let (mut sum, mut takers, mut next) = (0u64, 0, group.waiting.first());
+        while let Some(part) = next {
+            let share = group.share(&self.tables.parts[part]);
+            sum += u64::from(share);
+            takers += usize::from(share > 0);
+            next = self.tables.parts[part].next_of_group;
+        }
+        // At most the capacity, which is 32 bits wide.
+        let cost = sum.min(u64::from(group.capacity())) as u32;
+        let take = if takers > 1 { TakeMode::UpTo } else { TakeMode::Exactly };
+        let shard = calls.shard(group.slot);
+        self.tables.groups[handle].shard = shard;
+        let group = &self.tables.groups[handle];
+        let admission = shard
+            .map_or(Admission::Go, |shard| self.shards.breaker(shard).admit(&self.settings.breaker, around.now_ms));
+        let sent = match admission {
+            Admission::Refused => Err(Why::BreakerOpen),
+            Admission::Go | Admission::Probe if shard.is_none() => Err(Why::Down),
+            Admission::Go | Admission::Probe => calls.send(handle.pack(), &call_of(group, take, cost)),
+        };
+        let group = &mut self.tables.groups[handle];
+        (group.flying, group.waiting) = (group.waiting, group.flying);
+        match sent {
+            Ok(()) => (group.is_in_flight, group.is_probe) = (true, admission == Admission::Probe),
+            Err(why) => {
+                if let (Why::Down, Some(report)) = (why, shard.and_then(|shard| self.reports.get_mut(shard.index()))) {
+                    report.calls += 1;
+                    report.failures += 1;
+                    report.probes_failed += u32::from(admission == Admission::Probe);
+                }
+                self.fail(around, handle, why);
+                self.tables.release_group_if_idle(handle);
+            }
+        }
+    }
+
+    /// Takes those out of the line whose check was answered while they waited.
+    fn drop_answered(&mut self, handle: Handle) {
+        let mut line = std::mem::take(&mut self.tables.groups[handle].waiting);
+        let mut kept = tables::List::default();
+        while let Some(part) = line.pop(&mut self.tables.parts) {
+            let check = self.tables.parts[part].check;
+            match check {
+                Some(check) if self.tables.checks[check].verdict.is_some() => self.leave(check, part),
+                _ => kept.push(&mut self.tables.parts, part),
+            }
+        }
+        self.tables.groups[handle].waiting = kept;
+    }
+
+    /// A part of a check that has its verdict is gone.
+    fn leave(&mut self, check: Handle, part: Handle) {
+        self.tables.checks[check].outstanding -= 1;
+        self.tables.release_part(part);
+        self.tables.release_check_if_done(check);
+    }
+
+    /// Deals out what a call granted, in the order in which the parts came.
+    fn deal(&mut self, around: &mut Surroundings<'_>, handle: Handle, replies: &[BucketReply]) {
+        let granted = replies.iter().map(|reply| reply.granted).min().unwrap_or(0);
+        let mut deal = Deal::new(granted);
+        let mut flying = std::mem::take(&mut self.tables.groups[handle].flying);
+        // Keeps the group while its parts go.
+        self.tables.groups[handle].parts += 1;
+        while let Some(part) = flying.pop(&mut self.tables.parts) {
+            self.deal_to(around, handle, part, &mut deal, replies);
+        }
+        self.tables.give_back(handle, deal.left());
+        self.tables.groups[handle].parts -= 1;
+    }
+
+    fn deal_to(
+        &mut self,
+        around: &mut Surroundings<'_>,
+        group: Handle,
+        part: Handle,
+        deal: &mut Deal,
+        replies: &[BucketReply],
+    ) {
+        let Tables { checks, parts, groups, .. } = &mut self.tables;
+        let (group, entry) = (&groups[group], &mut parts[part]);
+        let (left, cost, takes) = (deal.left(), entry.cost, entry.takes);
+        let fits = cost <= group.capacity();
+        let policy = policy_of(&self.policies, group.policy);
+        let Some(check) = entry.check else {
+            // A shadow rule's: one bucket, one count.
+            let passes = if takes { fits && deal.take(cost) } else { replies[0].remaining.saturating_add(left) >= cost };
+            let reason = if passes { Reason::ShadowAllowed } else { Reason::ShadowDenied };
+            around.count(policy, group.buckets[0].rule, reason);
+            self.tables.release_part(part);
+            return;
+        };
+        let asker = &mut checks[check];
+        if let Some(verdict) = asker.verdict {
+            // Too late. What it was allowed to do meanwhile is paid for; what it was not goes back with the rest.
+            if verdict.answer == Answer::Allow {
+                deal.take(cost);
+            }
+            self.leave(check, part);
+            return;
+        }
+        let passes = fits && deal.take(cost);
+        entry.state = if passes { PartState::Granted } else { PartState::Denied };
+        for (bucket, reply) in group.buckets.iter().zip(replies) {
+            let rule = (bucket.rule != NO_RULE).then_some(bucket.rule);
+            let said = Verdict { rule, ..reply.verdict(left, cost, passes, &bucket.rate, 0) };
+            if let Some(rule) = rule {
+                around.counters.decided_by(policy.cards[rule as usize].slot, By::Redis).add(1);
+            }
+            match said.answer {
+                Answer::Allow if passes => asker.allowed = Some(decision::tighter(asker.allowed, said)),
+                Answer::Deny => {
+                    asker.denied = Some(decision::longer(asker.denied, said));
+                    if let Some(rule) = rule {
+                        around.count(policy, rule, Reason::Denied);
+                    }
+                }
+                Answer::Allow | Answer::Unavailable => {}
+            }
+        }
+        if !passes && asker.denied.is_none() {
+            // Another part of the same wake-up had the last token: the wait is a token's.
+            asker.denied = asker.allowed.or(Some(UNRULED)).map(|said| Verdict { answer: Answer::Deny, retry_after_ms: 1, ..said });
+        }
+        asker.outstanding -= 1;
+        if asker.outstanding == 0 || !passes {
+            self.conclude(around, check);
+        }
+    }
+
+    /// The call of a group brought nothing.
+    fn fail(&mut self, around: &mut Surroundings<'_>, handle: Handle, why: Why) {
+        let mut flying = std::mem::take(&mut self.tables.groups[handle].flying);
+        self.tables.groups[handle].parts += 1;
+        while let Some(part) = flying.pop(&mut self.tables.parts) {
+            let Some(check) = self.tables.parts[part].check else {
+                around.counters.shadow_unknown.add(1);
+                self.tables.release_part(part);
+                continue;
+            };
+            if self.tables.checks[check].verdict.is_some() {
+                self.leave(check, part);
+                continue;
+            }
+            self.tables.parts[part].state = PartState::Failed(why);
+            self.tables.checks[check].outstanding -= 1;
+            if self.tables.checks[check].outstanding == 0 {
+                self.conclude(around, check);
+            }
+        }
+        self.tables.groups[handle].parts -= 1;
+    }
+
+    /// Gives a check its verdict, with what is there. What is missing is answered by the failure policies.
+    fn conclude(&mut self, around: &mut Surroundings<'_>, check: Handle) {
+        let asker = &self.tables.checks[check];
+        let (cost, conn, policy) = (asker.cost, asker.conn, policy_of(&self.policies, asker.policy));
+        let (mut allowed, mut denied, mut closed) = (asker.allowed, asker.denied, None);
+        if denied.is_none() {
+            let mut next = asker.parts;
+            while let Some(part) = next {
+                let entry = &self.tables.parts[part];
+                next = entry.next_of_check;
+                let why = match entry.state {
+                    PartState::Granted | PartState::Denied => continue,
+                    PartState::Failed(why) => why,
+                    PartState::Out => Why::Timeout,
+                };
+                let group = &self.tables.groups[entry.group];
+                let epoch = group.shard.map_or(0, |shard| self.shards.breaker(shard).epoch());
+                let said = fallback::answer(around, policy, &self.settings, &group.buckets, cost, epoch, why);
+                match said.answer {
+                    Answer::Allow => allowed = Some(decision::tighter(allowed, said)),
+                    Answer::Deny => denied = Some(decision::longer(denied, said)),
+                    Answer::Unavailable => closed = closed.or(Some(said)),
+                }
+            }
+        }
+        let verdict = denied.or(closed).or(allowed).unwrap_or(UNRULED);
+        self.settle_parts(around, check, verdict.answer);
+        self.wake_shadows(check, verdict.answer);
+        self.tables.checks[check].verdict = Some(verdict);
+        self.decided.push((conn, CheckId(check)));
+        self.tables.release_check_if_done(check);
+    }
+
+    /// Lets the parts of a decided check go. What was granted counts, or goes back where the check does not pass.
+    fn settle_parts(&mut self, around: &Surroundings<'_>, check: Handle, answer: Answer) {
+        let asker = &mut self.tables.checks[check];
+        let (cost, policy) = (asker.cost, policy_of(&self.policies, asker.policy));
+        let mut next = asker.parts.take();
+        while let Some(part) = next {
+            let entry = &self.tables.parts[part];
+            let group = entry.group;
+            next = entry.next_of_check;
+            if answer == Answer::Allow {
+                for bucket in self.tables.groups[group].buckets.iter().filter(|bucket| bucket.rule != NO_RULE) {
+                    around.count(policy, bucket.rule, Reason::Allowed);
+                }
+            }
+            match entry.state {
+                // Its group has it in line, or in flight, and lets it go.
+                PartState::Out => continue,
+                PartState::Granted if answer != Answer::Allow => self.tables.give_back(group, cost),
+                PartState::Granted | PartState::Denied | PartState::Failed(_) => {}
+            }
+            self.tables.release_part(part);
+        }
+    }
+
+    /// The shadow rules see what became of the check, and ask for themselves.
+    fn wake_shadows(&mut self, check: Handle, answer: Answer) {
+        let mut next = self.tables.checks[check].shadows.take();
+        while let Some(part) = next {
+            let entry = &mut self.tables.parts[part];
+            next = entry.next_of_check.take();
+            (entry.check, entry.takes) = (None, answer == Answer::Allow);
+            self.tables.queue(part);
+        }
+    }
+}
+
+/// Where questions are taken: the store without what has nothing to do with a new one, under the policy in force.
+struct Desk<'a> {
+    settings: &'a StoreSettings,
+    tables: &'a mut Tables,
+    arrivals: &'a mut VecDeque<(u64, Handle)>,
+    identity: &'a mut Vec<u8>,
+    generation: u64,
+    policy: &'a LoadedPolicy,
+}
+
+impl Desk<'_> {
+    #[inline]
+    fn ask(
+        &mut self,
+        around: &mut Surroundings<'_>,
+        calls: &impl Calls,
+        question: Question,
+        applied: &[Applied],
+        attributes: &Attributes<'_>,
+    ) -> Asked {
+        let (mut refused, mut exempt): (Option<Verdict>, Option<u32>) = (None, None);
+        let (mut limits, mut shadows) = (false, false);
+        for one in applied {
+            match (self.policy.cards[one.rule as usize].mode, self.policy.snapshot.grant(*one)) {
+                (Mode::Enforce, Grant::Limit(_)) => limits = true,
+                (Mode::Enforce, Grant::Deny) => {
+                    refused = refused.or(Some(decision::refuse_always(one.rule)));
+                    around.count(self.policy, one.rule, Reason::Denied);
+                }
+                (Mode::Enforce, Grant::Exempt) => {
+                    exempt = exempt.or(Some(one.rule));
+                    around.count(self.policy, one.rule, Reason::Exempt);
+                }
+                (Mode::Shadow, Grant::Limit(_)) => shadows = true,
+                (Mode::Shadow, Grant::Deny) => around.count(self.policy, one.rule, Reason::ShadowDenied),
+                (Mode::Shadow, Grant::Exempt) => around.count(self.policy, one.rule, Reason::Exempt),
+                (Mode::Off, _) => {}
+            }
+        }
+        if refused.is_some() || !limits {
+            let verdict = refused.unwrap_or(Verdict { rule: exempt, ..UNRULED });
+            if shadows {
+                self.shadows(around, calls, question, applied, attributes, None, verdict.answer);
+            }
+            return Asked::Now(verdict);
+        }
+        let Some(check) = self.begin(question) else {
+            return Asked::Now(self.overloaded(around, question, applied));
+        };
+        for (at, one) in applied.iter().enumerate() {
+            // One part for all rules of an identity, when the first of them comes.
+            let is_first = || !applied[..at].iter().any(|other| shares_identity(self.policy, one, other));
+            if is_enforced_limit(self.policy, one) && is_first() {
+                let group = self.group(calls, &applied[at..], Some(one), attributes);
+                let part = group.and_then(|group| self.tables.part(Some(check), group, question.cost));
+                let Some(part) = part else {
+                    self.unwind(check);
+                    return Asked::Now(self.overloaded(around, question, applied));
+                };
+                self.tables.parts[part].next_of_check = self.tables.checks[check].parts.replace(part);
+                self.tables.checks[check].outstanding += 1;
+            }
+        }
+        if shadows {
+            self.shadows(around, calls, question, applied, attributes, Some(check), Answer::Allow);
+        }
+        self.go(check, question)
+    }
+
+    fn throttle(
+        &mut self,
+        around: &mut Surroundings<'_>,
+        calls: &impl Calls,
+        question: Question,
+        throttle: &ThrottleBucket<'_>,
+    ) -> Asked {
+        let bucket = Bucket {
+            key_end: 0,
+            rate: throttle.rate,
+            rule: NO_RULE,
+            override_index: Applied::NO_OVERRIDE,
+            local_key: throttle.hash,
+        };
+        let Some(check) = self.begin(question) else {
+            return Asked::Now(fallback::answer(around, self.policy, self.settings, &[bucket], question.cost, 0, Why::Overloaded));
+        };
+        // The limit is the caller's: another one is another group, though the same bucket.
+        let limit = u64::from(throttle.rate.capacity) << 32 ^ u64::from(throttle.rate.refill) << 16 ^ u64::from(throttle.rate.period_ms);
+        let hash = mix(mix(self.generation, throttle.hash), limit);
+        let Self { tables, identity, generation, .. } = self;
+        let group = tables.group(hash, |group| {
+            identity.clear();
+            identity::encode_key(throttle.key, identity);
+            (group.policy, group.slot) = (*generation, calls.slot(identity));
+            append_bucket(group, identity, throttle.family, bucket);
+        });
+        let Some(part) = group.and_then(|group| self.tables.part(Some(check), group, question.cost)) else {
+            self.unwind(check);
+            return Asked::Now(fallback::answer(around, self.policy, self.settings, &[bucket], question.cost, 0, Why::Overloaded));
+        };
+        let entry = &mut self.tables.checks[check];
+        (entry.parts, entry.outstanding) = (Some(part), 1);
+        self.go(check, question)
+    }
+
+    /// A new check. `None` when as many wait as may.
+    fn begin(&mut self, question: Question) -> Option<Handle> {
+        let check = self.tables.checks.take()?;
+        self.tables.checks[check] = tables::Check {
+            conn: question.conn,
+            cost: question.cost,
+            policy: self.generation,
+            ..tables::Check::default()
+        };
+        Some(check)
+    }
+
+    /// All parts are there: they go in line.
+    fn go(&mut self, check: Handle, question: Question) -> Asked {
+        let mut next = self.tables.checks[check].parts;
+        while let Some(part) = next {
+            self.tables.queue(part);
+            next = self.tables.parts[part].next_of_check;
+        }
+        self.arrivals.push_back((question.now_us + self.settings.deadline_us, check));
+        Asked::Later(CheckId(check))
+    }
+
+    /// There is no room for all parts of a check: those that there are go again.
+    fn unwind(&mut self, check: Handle) {
+        let mut next = self.tables.checks[check].parts.take();
+        while let Some(part) = next {
+            next = self.tables.parts[part].next_of_check;
+            self.tables.release_part(part);
+        }
+        self.tables.checks.give(check);
+    }
+
+    /// As many checks wait as may: the failure policies answer.
+    #[cold]
+    fn overloaded(&self, around: &mut Surroundings<'_>, question: Question, applied: &[Applied]) -> Verdict {
+        let enforced = applied.iter().filter(|one| is_enforced_limit(self.policy, one));
+        let buckets: SmallVec<[Bucket; 8]> = enforced.filter_map(|one| bucket_of(self.policy, one)).collect();
+        let verdict = fallback::answer(around, self.policy, self.settings, &buckets, question.cost, 0, Why::Overloaded);
+        if verdict.answer == Answer::Allow {
+            buckets.iter().for_each(|bucket| around.count(self.policy, bucket.rule, Reason::Allowed));
+        }
+        verdict
+    }
+
+    /// The parts of the shadow rules: dormant behind a check, or on their way at once where the answer is known.
+    fn shadows(
+        &mut self,
+        around: &Surroundings<'_>,
+        calls: &impl Calls,
+        question: Question,
+        applied: &[Applied],
+        attributes: &Attributes<'_>,
+        check: Option<Handle>,
+        answer: Answer,
+    ) {
+        for one in applied {
+            if self.policy.cards[one.rule as usize].mode != Mode::Shadow || bucket_of(self.policy, one).is_none() {
+                continue;
+            }
+            let group = self.group(calls, std::slice::from_ref(one), None, attributes);
+            let Some(part) = group.and_then(|group| self.tables.part(check, group, question.cost)) else {
+                around.counters.shadow_unknown.add(1);
+                continue;
+            };
+            match check {
+                Some(check) => {
+                    self.tables.parts[part].next_of_check = self.tables.checks[check].shadows.replace(part);
+                }
+                None => {
+                    self.tables.parts[part].takes = answer == Answer::Allow;
+                    self.tables.queue(part);
+                }
+            }
+        }
+    }
+
+    /// The group of the buckets of one identity: of the first rule alone, or of all that enforce and share `with`'s.
+    fn group(
+        &mut self,
+        calls: &impl Calls,
+        applied: &[Applied],
+        with: Option<&Applied>,
+        attributes: &Attributes<'_>,
+    ) -> Option<Handle> {
+        let (policy, generation) = (self.policy, self.generation);
+        let members = |one: &&Applied| with.is_none_or(|with| shares_identity(policy, with, one));
+        let hash = applied
+            .iter()
+            .filter(members)
+            .fold(generation, |hash, one| mix(hash, one.key ^ u64::from(one.override_index)));
+        let first = applied.first()?.rule;
+        let buckets = applied.iter().filter(members).filter_map(|one| bucket_of(policy, one));
+        let identity = &mut *self.identity;
+        self.tables.group(hash, |group| {
+            identity.clear();
+            policy.snapshot.encode_identity(first, attributes, identity);
+            (group.policy, group.slot) = (generation, calls.slot(identity));
+            for bucket in buckets {
+                append_bucket(group, identity, &policy.snapshot.rules()[bucket.rule as usize].name, bucket);
+            }
+        })
+    }
+}
+
+#[inline(always)]
+fn is_enforced_limit(policy: &LoadedPolicy, one: &Applied) -> bool {
+    policy.cards[one.rule as usize].mode == Mode::Enforce && matches!(policy.snapshot.grant(*one), Grant::Limit(_))
+}
+
+/// Whether `other` enforces a limit for the same identity as `one`.
+#[inline(always)]
+fn shares_identity(policy: &LoadedPolicy, one: &Applied, other: &Applied) -> bool {
+    let group = |one: &Applied| policy.cards[one.rule as usize].identity_group;
+    group(one) == group(other) && is_enforced_limit(policy, other)
+}
+
+fn bucket_of(policy: &LoadedPolicy, one: &Applied) -> Option<Bucket> {
+    let Grant::Limit(rate) = policy.snapshot.grant(*one) else { return None };
+    Some(Bucket { key_end: 0, rate: *rate, rule: one.rule, override_index: one.override_index, local_key: one.key })
+}
+
+/// Appends a bucket, and its key: `rl:{<identity>}:<rule>`.
+fn append_bucket(group: &mut Group, identity: &[u8], rule: &str, bucket: Bucket) {
+    group.keys.extend_from_slice(b"rl:{");
+    group.keys.extend_from_slice(identity);
+    group.keys.extend_from_slice(b"}:");
+    group.keys.extend_from_slice(rule.as_bytes());
+    // An identity has at most 128 bytes and a name too, so this is far below 2^32.
+    group.buckets.push(Bucket { key_end: group.keys.len() as u32, ..bucket });
+}
+
+fn call_of(group: &Group, take: TakeMode, cost: u32) -> Call<'_> {
+    Call { slot: group.slot, take, cost, keys: &group.keys, buckets: &group.buckets }
+}
+
+/// Four integers for each bucket. `None` where they are not, or cannot be.
+fn read_replies(integers: &[i64], buckets: usize) -> Option<SmallVec<[BucketReply; 4]>> {
+    let (fours, rest) = integers.as_chunks::<4>();
+    if fours.len() != buckets || !rest.is_empty() {
+        return None;
+    }
+    fours.iter().map(|four| BucketReply::read(*four)).collect()
+}
+
+fn policy_of(policies: &VecDeque<(u64, Arc<LoadedPolicy>)>, generation: u64) -> &LoadedPolicy {
+    // Nearly always the last.
+    let found = policies.iter().rev().find(|(known, _)| *known == generation);
+    found.map_or_else(|| unreachable!("the policy of a waiting check is kept"), |(_, policy)| policy)
+}
+
+/// Mixes a word into a hash of words that are hashes themselves.
+#[inline(always)]
+fn mix(hash: u64, word: u64) -> u64 {
+    let product = u128::from(hash ^ word) * u128::from(0xA076_1D64_78BD_642F_u64);
+    (product as u64 ^ (product >> 64) as u64).wrapping_add(word.rotate_left(29))
+}
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests;
