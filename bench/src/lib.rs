@@ -39,7 +39,8 @@ impl Rig {
         const SEED: u64 = 0x5EED;
         let policy = file::parse(policy, "bench").expect("the bench's policy is valid");
         let rules = policy.rules.len();
-        let (loaded, _) = LoadedPolicy::load(policy, SEED, LocalTerms::default(), &mut RuleSlots::new(rules)).expect("it compiles");
+        let (loaded, _) =
+            LoadedPolicy::load(policy, SEED, LocalTerms::default(), &mut RuleSlots::new(rules)).expect("it compiles");
         let shared = Shared {
             policy: Arc::new(ArcSwap::from_pointee(loaded)),
             table: Arc::new(BucketTable::new(buckets)),
@@ -59,7 +60,7 @@ impl Rig {
     /// One wake-up: these bytes in, the replies out.
     pub fn round(&mut self, requests: &[u8]) -> &[u8] {
         self.now_ms += 1;
-        self.engine.tick(Now { mono_ms: self.now_ms, unix_ms: 1_800_000_000_000 });
+        self.engine.tick(Now::of_ms(self.now_ms, 1_800_000_000_000));
         self.engine.bytes_in(CONN, requests);
         self.engine.settle();
         while self.engine.next_dirty().is_some() {}

@@ -82,6 +82,10 @@ pub struct ServeArgs {
     /// Unix socket of the RESP face.
     #[arg(long, env = "SLUICE_LISTEN_UNIX", value_name = "PATH")]
     pub listen_unix: Option<PathBuf>,
+    /// Where the counts are: redis:// or rediss://, redis+cluster://, redis+sentinel://host:port/master, unix://. May come
+    /// several times, as seeds. Left out: the config's, or else this process's memory.
+    #[arg(long, env = "SLUICE_REDIS", value_name = "URL", value_delimiter = ',', hide_env_values = true)]
+    pub redis: Vec<String>,
     /// Address of the ops port [default: 127.0.0.1:9390].
     #[arg(long, env = "SLUICE_LISTEN_OPS", value_name = "ADDR")]
     pub listen_ops: Option<SocketAddr>,
@@ -137,6 +141,9 @@ impl ServeArgs {
         settings.resp.listen = args.listen_resp.unwrap_or(settings.resp.listen);
         settings.resp.listen_unix = args.listen_unix.or(settings.resp.listen_unix);
         settings.resp.share_port = args.share_port.unwrap_or(settings.resp.share_port);
+        if !args.redis.is_empty() {
+            settings.redis.urls = args.redis;
+        }
         settings.ops.listen = args.listen_ops.unwrap_or(settings.ops.listen);
         settings.transport.kind = args.transport.unwrap_or(settings.transport.kind);
         settings.log.level = args.log_level.unwrap_or(settings.log.level);

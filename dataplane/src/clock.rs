@@ -8,8 +8,17 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 pub struct Now {
     /// Milliseconds since the process began; never goes back.
     pub mono_ms: u64,
+    /// Microseconds since the process began.
+    pub mono_us: u64,
     /// Milliseconds since the Unix epoch; may jump. Only what people wrote as a date is compared with it.
     pub unix_ms: i64,
+}
+
+impl Now {
+    /// A moment given in milliseconds, for tests and benches.
+    pub const fn of_ms(mono_ms: u64, unix_ms: i64) -> Self {
+        Self { mono_ms, mono_us: 1000 * mono_ms, unix_ms }
+    }
 }
 
 /// Reads the clocks. Copies share the origin, so all cores mean the same milliseconds.
@@ -28,8 +37,9 @@ impl Clock {
     /// The moment, with the wall clock as it was at the start plus the time since: one cheap read. Use [`Clock::resync`]
     /// now and then to follow the wall clock's corrections.
     pub fn now(&self) -> Now {
-        let mono_ms = u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX);
-        Now { mono_ms, unix_ms: self.origin_unix_ms.saturating_add_unsigned(mono_ms) }
+        let mono_us = self.micros();
+        let mono_ms = mono_us / 1000;
+        Now { mono_ms, mono_us, unix_ms: self.origin_unix_ms.saturating_add_unsigned(mono_ms) }
     }
 
     /// When the process began, in milliseconds since the Unix epoch.

@@ -224,6 +224,15 @@ impl Default for Redis {
 }
 
 impl Redis {
+    /// How the shards are found; `None` where no URL is given, and the counts stay in this process.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the URLs; never with a password of theirs.
+    pub fn seeds(&self) -> Result<Option<resp_client::Config>, resp_client::UrlError> {
+        if self.urls.is_empty() { Ok(None) } else { resp_client::Config::from_urls(&self.urls).map(Some) }
+    }
+
     /// How the buckets in memory are made.
     pub fn local_terms(&self) -> LocalTerms {
         LocalTerms { share: self.local_share, idle_ms: self.local_idle_ms }

@@ -72,12 +72,7 @@ impl Control {
     /// # Errors
     ///
     /// Everything that is wrong with it.
-    pub fn new(
-        source: Option<PathBuf>,
-        seed: u64,
-        local: LocalTerms,
-        rules_max: usize,
-    ) -> Result<Self, PolicyError> {
+    pub fn new(source: Option<PathBuf>, seed: u64, local: LocalTerms, rules_max: usize) -> Result<Self, PolicyError> {
         let mut slots = RuleSlots::new(rules_max);
         let policy = read(source.as_deref(), 1)?;
         let (loaded, _) = LoadedPolicy::load(policy, seed, local, &mut slots)?;

@@ -190,15 +190,8 @@ impl LoadedPolicy {
 }
 
 /// A rate that grants as little as a rate can; it stands where there is no limit.
-const LEAST: Rate = Rate {
-    capacity: 1,
-    units_per_token: 1,
-    units_per_tick: 1,
-    ticks_to_full: 1,
-    tick_ms: 1,
-    refill: 1,
-    period_ms: 1,
-};
+const LEAST: Rate =
+    Rate { capacity: 1, units_per_token: 1, units_per_tick: 1, ticks_to_full: 1, tick_ms: 1, refill: 1, period_ms: 1 };
 
 /// What a bucket in memory gets: what the rule says, or its share of the limit.
 fn stand_in(grant: &Grant, written: Option<Limit>, local: LocalTerms) -> Rate {

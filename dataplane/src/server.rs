@@ -41,6 +41,10 @@ use crate::{
     metrics::counters::CoreCounters,
     policy::PolicyInForce,
     resp::frame::RequestLimits,
+    store::{
+        setup::{StoreError, StorePlan},
+        wire::Redis,
+    },
 };
 
 /// Executors must never be preempted by glommio's own timer; see `listener::park`.
@@ -72,6 +76,9 @@ pub enum ServerError {
     /// The cores setting names cores that the process may not use.
     #[error("cores: {0}")]
     Cores(String),
+    /// The settings of the store cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// An executor or a thread could not be started.
     #[error("cannot start {what}: {error}")]
     Start {
@@ -123,6 +130,8 @@ pub struct Process {
     pub policy: PolicyInForce,
     /// The buckets.
     pub table: Arc<BucketTable>,
+    /// The store of the counts, if they are not in `table`.
+    pub store: Option<StorePlan>,
     /// The stage.
     pub lifecycle: Arc<Lifecycle>,
     /// The transport in use.
@@ -153,6 +162,7 @@ pub fn run(
     let transport = choose_transport(&settings)?;
     let cpus = data_cpus(&settings.cores)?;
     let clock = Clock::start();
+    let store = StorePlan::new(&settings.redis, cpus.len(), control.seed())?;
     let listeners = sockets::tcp(settings.resp.listen, cpus.len(), settings.resp.share_port)?;
     let unix =
         settings.resp.listen_unix.as_deref().map(|path| sockets::unix(path, settings.resp.unix_mode)).transpose()?;
@@ -167,6 +177,7 @@ pub fn run(
         ),
         policy: control.policy_in_force(),
         table: Arc::new(BucketTable::new(settings.limits.buckets)),
+        store,
         lifecycle: Arc::new(Lifecycle::default()),
         transport,
         reloads: Reloads::default(),
@@ -361,7 +372,13 @@ fn start_core(
             let _heart = glommio::spawn_local(Arc::clone(&pulse).keep_alive());
             // glommio's first sleep may take tens of milliseconds; better now than for the first client.
             glommio::timer::sleep(Duration::from_nanos(1)).await;
-            let engine = Engine::new(&shared, resp, counters, (port.core, cores));
+            let mut engine = Engine::new(&shared, resp, counters, (port.core, cores));
+            if let Some(plan) = &process.store {
+                let (seed, times) = (plan.seed ^ port.core as u64, (plan.asker.deadline_us, port.clock.micros()));
+                let redis = Redis::new(plan.client.clone(), &plan.shards, port.core, seed, times)
+                    .map_err(|error| io::Error::other(error.to_string()))?;
+                engine = engine.with_store(plan.asker, &plan.shards, redis);
+            }
             serve_core(&process, port, engine, &pulse, &up).await
         })
         .map_err(|error| ServerError::Start { what: format!("core {}", seat.core), error: error.to_string() })

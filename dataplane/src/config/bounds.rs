@@ -5,7 +5,7 @@ use std::{fmt::Display, ops::RangeInclusive};
 use tracing_subscriber::EnvFilter;
 
 use super::{Cores, Settings};
-use crate::limits::CORES_MAX;
+use crate::{limits::CORES_MAX, store::breaker::PROBES_MAX};
 
 /// Bytes of a request beside its longest word: the other words and the framing.
 const REQUEST_BYTES_BESIDE_WORD: usize = 64;
@@ -24,6 +24,7 @@ pub(super) struct Violation {
 pub(super) fn violations(settings: &Settings) -> Vec<Violation> {
     let mut found = Violations(Vec::new());
     found.cores(&settings.cores);
+    found.redis(&settings.redis);
     found.resp(&settings.resp);
     let limits = &settings.limits;
     found.within("limits.connections_max", limits.connections_max, 1..=1_000_000);
@@ -71,6 +72,25 @@ impl Violations {
                 self.must((1..=CORES_MAX).contains(&list.len()), "cores", &rule, &format!("{} cores", list.len()));
             }
         }
+    }
+
+    fn redis(&mut self, redis: &super::Redis) {
+        if let Err(error) = redis.seeds() {
+            self.0.push(Violation { setting: "redis.urls", message: error.to_string() });
+        }
+        self.within("redis.deadline_ms", redis.deadline_ms, 1..=1_000);
+        self.within("redis.connect_timeout_ms", redis.connect_timeout_ms, 1..=60_000);
+        self.within("redis.waiting_max", redis.waiting_max, 64..=1 << 20);
+        self.within("redis.shards_max", redis.shards_max, 1..=1024);
+        let share = redis.local_share;
+        self.must((0.001..=1.0).contains(&share), "redis.local_share", "from 0.001 to 1", &share);
+        self.within("redis.local_idle_ms", redis.local_idle_ms, 1_000..=DURATION_MS_MAX);
+        let breaker = &redis.breaker;
+        self.within("redis.breaker.window_ms", breaker.window_ms, 100..=600_000);
+        self.within("redis.breaker.calls_min", breaker.calls_min, 1..=1_000_000);
+        self.within("redis.breaker.failures_pct", breaker.failures_pct, 1..=100);
+        self.within("redis.breaker.open_ms", breaker.open_ms, 10..=3_600_000);
+        self.within("redis.breaker.probes", breaker.probes, 1..=PROBES_MAX);
     }
 
     fn resp(&mut self, resp: &super::Resp) {

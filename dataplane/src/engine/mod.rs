@@ -16,6 +16,7 @@
 
 mod commands;
 mod recall;
+mod remote;
 mod session;
 
 use std::sync::Arc;
@@ -24,8 +25,8 @@ use arc_swap::cache::Cache;
 use policy_sync::snapshot::{Applied, Attributes, AttributesError};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-pub use self::session::ConnId;
 use self::{recall::Recall, session::Session};
+pub use self::{remote::Remote, session::ConnId};
 use crate::{
     buckets::{AT_MS_MAX, BucketTable, TableCounts, table::Moment},
     clock::Now,
@@ -38,6 +39,7 @@ use crate::{
         frame::{Args, Cursor, ProtocolError, RequestLimits},
         reply::{self, RuleReply},
     },
+    store::{Store, StoreSettings, shards::Shards, wire::Redis},
 };
 use policy_sync::rate::Rate;
 
@@ -65,6 +67,8 @@ pub struct Engine {
     policy_cache: Cache<PolicyInForce, Arc<LoadedPolicy>>,
     policy: Arc<LoadedPolicy>,
     table: Arc<BucketTable>,
+    /// Where the counts are, if not in `table`.
+    remote: Option<Remote>,
     counters: Arc<CoreCounters>,
     table_counts: TableCounts,
     throttle_seeds: [u64; 2],
@@ -175,6 +179,7 @@ impl Engine {
             policy,
             policy_cache,
             table: Arc::clone(&shared.table),
+            remote: None,
             counters,
             table_counts: TableCounts::default(),
             throttle_seeds: [b"cl.throttle", &b"throttle"[..]].map(|name| xxh3_64_with_seed(name, shared.seed)),
@@ -194,14 +199,33 @@ impl Engine {
         }
     }
 
+    /// The counts are in this store.
+    #[must_use]
+    pub fn with_store(mut self, store: StoreSettings, shards: &Arc<Shards>, redis: Redis) -> Self {
+        let store = Store::new(store, Arc::clone(shards), &self.policy, self.generation);
+        self.remote = Some(Remote { store, redis });
+        self
+    }
+
+    /// The way to the shards, for the transport, which moves its bytes.
+    pub fn remote(&mut self) -> Option<&mut Remote> {
+        self.remote.as_mut()
+    }
+
     /// Begins a wake-up: the time, and the policy that holds until the next one.
     #[inline]
     pub fn tick(&mut self, now: Now) {
         self.now = Now { mono_ms: now.mono_ms.min(AT_MS_MAX), ..now };
+        if let Some(remote) = &mut self.remote {
+            remote.redis.at(self.now.mono_us);
+        }
         let in_force = self.policy_cache.load();
         if !Arc::ptr_eq(in_force, &self.policy) {
             self.policy = Arc::clone(in_force);
             self.generation += 1;
+            if let Some(remote) = &mut self.remote {
+                remote.store.adopt(&self.policy, self.generation);
+            }
             self.fill_ms_max = self.fill_ms_max.max(self.policy.snapshot.longest_fill_ms());
         }
     }
@@ -225,7 +249,8 @@ impl Engine {
     pub fn closed(&mut self, conn: ConnId) {
         // What it still asked is answered into nothing, and before the number has another owner.
         self.settle();
-        let session = std::mem::take(&mut self.sessions[conn.index()]);
+        let mut session = std::mem::take(&mut self.sessions[conn.index()]);
+        self.forget(&mut session);
         self.keep(session.input);
         self.keep(session.output);
         self.counters.connections_closed.add(1);
@@ -291,7 +316,7 @@ impl Engine {
     fn read(&mut self, conn: ConnId, bytes: &[u8]) -> usize {
         let mut at = 0;
         while at < bytes.len() {
-            if self.sessions[conn.index()].authenticated {
+            if self.sessions[conn.index()].authenticated && self.remote.is_none() {
                 // The run of requests that begin as earlier ones did; nothing in it can change the session.
                 while self.pending.len() < BATCH_CHECKS_MAX
                     && let Some(len) = self.recall_check(conn, &bytes[at..])
@@ -421,6 +446,10 @@ impl Engine {
             self.fail(conn, &error);
             return Ok(Some(()));
         }
+        if self.remote.is_some() {
+            self.ask(conn, cost, before, &attributes);
+            return Ok(Some(()));
+        }
         let applied = &self.applied[before..];
         for one in applied {
             self.table.prefetch(one.key);
@@ -477,6 +506,10 @@ impl Engine {
         }
         let before = self.applied.len();
         snapshot.applying(&attributes, self.now.unix_ms, &mut self.scratch, &mut self.applied)?;
+        if self.remote.is_some() {
+            self.ask(conn, cost, before, &attributes);
+            return Ok(());
+        }
         let rules = (self.applied.len() - before) as u32;
         self.pending.push(Pending { conn, cost, ask: Ask::Check { rules } });
         Ok(())
@@ -485,6 +518,9 @@ impl Engine {
     /// A throttle call: its bucket is named by the key and the dialect, its rate comes with the call.
     fn throttle(&mut self, conn: ConnId, dialect: Dialect, call: &Throttle<'_>) {
         let key = xxh3_64_with_seed(call.key, self.throttle_seeds[dialect as usize]);
+        if self.remote.is_some() {
+            return self.ask_throttle(conn, dialect, call, key);
+        }
         self.table.prefetch(key);
         self.fill_ms_max = self.fill_ms_max.max(call.rate.fill_ms());
         self.throttles.push(PendingThrottle { dialect, key, rate: call.rate });
@@ -549,6 +585,13 @@ impl Engine {
         !self.sessions[conn.index()].output.is_empty()
     }
 
+    /// Whether the connection is still to be told something, now or when the store has answered.
+    #[inline]
+    pub fn owes(&self, conn: ConnId) -> bool {
+        let session = &self.sessions[conn.index()];
+        !session.output.is_empty() || !session.waiting.is_empty()
+    }
+
     /// Moves the waiting replies into `buffer`, which must be empty and gives its memory in exchange.
     #[inline]
     pub fn take_output(&mut self, conn: ConnId, buffer: &mut Vec<u8>) {
@@ -594,7 +637,13 @@ impl Engine {
     fn reply(&mut self, conn: ConnId, write: impl FnOnce(&mut Vec<u8>)) {
         self.settle();
         let session = &mut self.sessions[conn.index()];
-        write(&mut session.output);
+        if session.waiting.is_empty() {
+            write(&mut session.output);
+        } else {
+            self.scratch.clear();
+            write(&mut self.scratch);
+            session.waiting.keep(&self.scratch);
+        }
         mark(&mut self.dirty, session, conn);
         pause_behind(session, self.settings.output_backlog_bytes, &self.counters);
     }
@@ -615,7 +664,7 @@ impl Session {
 /// Pauses a session whose client has more replies waiting than it may.
 #[inline(always)]
 fn pause_behind(session: &mut Session, output_backlog_bytes: usize, counters: &CoreCounters) {
-    if session.output.len() > output_backlog_bytes && !session.paused {
+    if session.output.len() + session.waiting.bytes() > output_backlog_bytes && !session.paused {
         session.paused = true;
         counters.output_backlogs.add(1);
     }
@@ -647,15 +696,8 @@ fn push_attribute<'a>(
 }
 
 /// Stands for a rate until the real one is known.
-const NO_RATE: Rate = Rate {
-    capacity: 0,
-    units_per_token: 1,
-    units_per_tick: 1,
-    ticks_to_full: 0,
-    tick_ms: 1,
-    refill: 0,
-    period_ms: 1,
-};
+const NO_RATE: Rate =
+    Rate { capacity: 0, units_per_token: 1, units_per_tick: 1, ticks_to_full: 0, tick_ms: 1, refill: 0, period_ms: 1 };
 
 /// Where pending requests are decided and answered, one after the other.
 struct Desk<'a> {

@@ -1,5 +1,7 @@
 //! One connection, without its socket: what it said so far, what it is still to be told, and what it agreed on.
 
+use super::remote::Waiting;
+
 /// A connection's number on its core: an index into the engine's sessions and the transport's sockets alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ConnId(pub u32);
@@ -19,6 +21,8 @@ pub(super) struct Session {
     pub(super) input: Vec<u8>,
     /// Replies that the transport has not taken yet.
     pub(super) output: Vec<u8>,
+    /// Replies that must not leave before a check that the store has not answered.
+    pub(super) waiting: Waiting,
     /// The number that CLIENT ID tells; unique within the process.
     pub(super) id: u64,
     /// The name that the client gave itself.

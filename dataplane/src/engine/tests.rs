@@ -7,7 +7,10 @@ use policy_sync::file;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{metrics::counters::CoreCounters, policy::RuleSlots};
+use crate::{
+    metrics::counters::CoreCounters,
+    policy::{LocalTerms, RuleSlots},
+};
 
 struct NoFacts;
 
@@ -63,7 +66,7 @@ fn engine(policy: &str) -> (Engine, PolicyInForce) {
     };
     let mut engine = Engine::new(&shared, settings, CoreCounters::new(100), (0, 1));
     engine.opened(CONN);
-    engine.tick(Now { mono_ms: 1, unix_ms: 1 });
+    engine.tick(Now::of_ms(1, 1));
     (engine, in_force)
 }
 
@@ -181,7 +184,7 @@ fn a_new_policy_forgets_what_was_remembered() {
     )
     .unwrap();
     in_force.store(Arc::new(changed));
-    engine.tick(Now { mono_ms: 2, unix_ms: 2 });
+    engine.tick(Now::of_ms(2, 2));
     engine.bytes_in(CONN, &ask);
     assert!(String::from_utf8(replies(&mut engine)).unwrap().contains("renamed"));
 }
@@ -204,7 +207,7 @@ expires = "1970-01-01T00:00:01Z"
     let ask = |key| request(&["CHECK", "zone", "eu", "another-attribute", "to-be-long", "key", key]);
     engine.bytes_in(CONN, &[ask("a"), ask("b"), ask("c")].concat());
     assert!(replies(&mut engine).starts_with(b"*6\r\n:1\r\n:-1"));
-    engine.tick(Now { mono_ms: 2_000, unix_ms: 2_000 });
+    engine.tick(Now::of_ms(2_000, 2_000));
     engine.bytes_in(CONN, &ask("d"));
     assert!(replies(&mut engine).starts_with(b"*6\r\n:1\r\n:1\r\n:0\r\n"), "the override has expired");
 }

@@ -9,6 +9,7 @@
 //!
 //! [`placement`] spreads connections over cores, [`park`] lets a driver sleep inside glommio, [`sockets`] binds.
 
+mod names;
 pub mod park;
 pub mod placement;
 pub mod plain;

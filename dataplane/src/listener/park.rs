@@ -14,7 +14,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Poll, Waker},
 };
@@ -29,12 +29,22 @@ pub struct Pulse {
     driver: Mutex<Option<Waker>>,
     /// Tells a nudge from any other reason for which a sleeping driver is polled.
     nudges: AtomicU64,
+    /// Whether the sleeping driver has deadlines to keep, and so wants a nudge with each beat.
+    eager: AtomicBool,
 }
 
 impl Pulse {
     /// Wakes the executor's run loop; called each millisecond.
     pub fn beat(&self) {
         wake(&self.executor);
+        if self.eager.load(Ordering::Acquire) {
+            self.nudge();
+        }
+    }
+
+    /// Whether the driver is to be nudged with each beat: something that it waits for has a deadline.
+    pub fn be_eager(&self, eager: bool) {
+        self.eager.store(eager, Ordering::Release);
     }
 
     /// Wakes the driver, so that it looks at the clock and at the lifecycle.

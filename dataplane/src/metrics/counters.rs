@@ -43,6 +43,8 @@ pub struct CoreCounters {
     pub checks: Counter,
     /// Checks that were denied.
     pub denied: Counter,
+    /// Checks that nobody could decide, under a rule that is closed on failure.
+    pub unavailable: Counter,
     /// Checks to which no rule applied.
     pub unruled: Counter,
     /// CL.THROTTLE and THROTTLE calls that were allowed.
@@ -89,6 +91,7 @@ impl CoreCounters {
         Arc::new(Self {
             checks: Counter::default(),
             denied: Counter::default(),
+            unavailable: Counter::default(),
             unruled: Counter::default(),
             throttles_allowed: Counter::default(),
             throttles_denied: Counter::default(),

@@ -65,6 +65,16 @@ pub enum Dialect {
     Throttlecrab,
 }
 
+impl Dialect {
+    /// The command's name, in lower case: what its buckets are called in the store.
+    pub fn family(self) -> &'static str {
+        match self {
+            Self::RedisCell => "cl.throttle",
+            Self::Throttlecrab => "throttle",
+        }
+    }
+}
+
 /// A throttle call: a key, a rate and a cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Throttle<'a> {

@@ -108,7 +108,10 @@ mod tests {
     #[test]
     fn a_grant_is_dealt_in_order_and_the_rest_is_left() {
         let mut deal = Deal::new(5);
-        assert_eq!([deal.take(2), deal.take(4), deal.take(2), deal.take(0), deal.take(2)], [true, false, true, true, false]);
+        assert_eq!(
+            [deal.take(2), deal.take(4), deal.take(2), deal.take(0), deal.take(2)],
+            [true, false, true, true, false]
+        );
         assert_eq!(deal.left(), 1);
     }
 

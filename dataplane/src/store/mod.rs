@@ -22,13 +22,12 @@ pub mod breaker;
 mod deal;
 mod fallback;
 mod pool;
+pub mod setup;
 pub mod shards;
 mod tables;
+pub mod wire;
 
-use std::{
-    collections::VecDeque,
-    sync::Arc,
-};
+use std::{collections::VecDeque, sync::Arc};
 
 use policy_sync::{
     identity,
@@ -201,9 +200,6 @@ pub struct Store {
     identity: Vec<u8>,
 }
 
-/// Policies that are kept for checks that wait. A check waits for milliseconds, so older ones are out of use.
-const POLICIES_MAX: usize = 16;
-
 impl Store {
     /// A store with everything that it will ever need.
     pub fn new(settings: StoreSettings, shards: Arc<Shards>, policy: &Arc<LoadedPolicy>, generation: u64) -> Self {
@@ -219,13 +215,13 @@ impl Store {
         }
     }
 
-    /// A new policy is in force. Checks that wait go on under theirs.
-    pub fn adopt(&mut self, around: &mut Surroundings<'_>, policy: &Arc<LoadedPolicy>, generation: u64) {
-        if self.policies.len() == POLICIES_MAX {
-            // Whoever still waits under the oldest has lived through sixteen policies within a deadline.
-            self.expire(around, u64::MAX);
-            self.policies.pop_front();
-        }
+    /// A new policy is in force. Checks that wait go on under theirs, which is kept as long as one of them does.
+    pub fn adopt(&mut self, policy: &Arc<LoadedPolicy>, generation: u64) {
+        let tables = &self.tables;
+        self.policies.retain(|&(known, _)| {
+            tables.checks.iter().any(|check| check.policy == known)
+                || tables.groups.iter().any(|group| group.policy == known)
+        });
         self.policies.push_back((generation, Arc::clone(policy)));
     }
 
@@ -486,7 +482,8 @@ impl Store {
         let policy = policy_of(&self.policies, group.policy);
         let Some(check) = entry.check else {
             // A shadow rule's: one bucket, one count.
-            let passes = if takes { fits && deal.take(cost) } else { replies[0].remaining.saturating_add(left) >= cost };
+            let passes =
+                if takes { fits && deal.take(cost) } else { replies[0].remaining.saturating_add(left) >= cost };
             let reason = if passes { Reason::ShadowAllowed } else { Reason::ShadowDenied };
             around.count(policy, group.buckets[0].rule, reason);
             self.tables.release_part(part);
@@ -522,7 +519,8 @@ impl Store {
         }
         if !passes && asker.denied.is_none() {
             // Another part of the same wake-up had the last token: the wait is a token's.
-            asker.denied = asker.allowed.or(Some(UNRULED)).map(|said| Verdict { answer: Answer::Deny, retry_after_ms: 1, ..said });
+            asker.denied =
+                asker.allowed.or(Some(UNRULED)).map(|said| Verdict { answer: Answer::Deny, retry_after_ms: 1, ..said });
         }
         asker.outstanding -= 1;
         if asker.outstanding == 0 || !passes {
@@ -706,10 +704,20 @@ impl Desk<'_> {
             local_key: throttle.hash,
         };
         let Some(check) = self.begin(question) else {
-            return Asked::Now(fallback::answer(around, self.policy, self.settings, &[bucket], question.cost, 0, Why::Overloaded));
+            return Asked::Now(fallback::answer(
+                around,
+                self.policy,
+                self.settings,
+                &[bucket],
+                question.cost,
+                0,
+                Why::Overloaded,
+            ));
         };
         // The limit is the caller's: another one is another group, though the same bucket.
-        let limit = u64::from(throttle.rate.capacity) << 32 ^ u64::from(throttle.rate.refill) << 16 ^ u64::from(throttle.rate.period_ms);
+        let limit = u64::from(throttle.rate.capacity) << 32
+            ^ u64::from(throttle.rate.refill) << 16
+            ^ u64::from(throttle.rate.period_ms);
         let hash = mix(mix(self.generation, throttle.hash), limit);
         let Self { tables, identity, generation, .. } = self;
         let group = tables.group(hash, |group| {
@@ -720,7 +728,15 @@ impl Desk<'_> {
         });
         let Some(part) = group.and_then(|group| self.tables.part(Some(check), group, question.cost)) else {
             self.unwind(check);
-            return Asked::Now(fallback::answer(around, self.policy, self.settings, &[bucket], question.cost, 0, Why::Overloaded));
+            return Asked::Now(fallback::answer(
+                around,
+                self.policy,
+                self.settings,
+                &[bucket],
+                question.cost,
+                0,
+                Why::Overloaded,
+            ));
         };
         let entry = &mut self.tables.checks[check];
         (entry.parts, entry.outstanding) = (Some(part), 1);

@@ -72,10 +72,8 @@ impl ShardCounters {
 impl Shards {
     /// Room for so many shards, and so many cores' counters of each.
     pub fn new(shards: usize, cores: usize) -> Self {
-        let shard = |_| Shard {
-            breaker: Breaker::default(),
-            cores: (0..cores).map(|_| ShardCounters::default()).collect(),
-        };
+        let shard =
+            |_| Shard { breaker: Breaker::default(), cores: (0..cores).map(|_| ShardCounters::default()).collect() };
         Self { shards: (0..shards).map(shard).collect(), names: Mutex::default() }
     }
 
@@ -156,7 +154,7 @@ mod tests {
     #[test]
     fn a_round_trip_is_counted_where_it_belongs() {
         let counters = ShardCounters::default();
-        [50, 51, 1_000_000].map(|us| counters.round_trip(us));
+        [50, 51, 1_000_000].into_iter().for_each(|us| counters.round_trip(us));
         let counts = counters.latencies();
         assert_eq!((counts[0], counts[1], counts[LATENCY_US_MAX.len()]), (1, 1, 1));
         assert_eq!(counters.latency_us_sum.value(), 1_000_101);

@@ -20,13 +20,17 @@
 //! `uring` and `buffers` hold all that is unsafe; `sockets` of this module is what is known of each connection.
 
 mod buffers;
+mod links;
 mod uring;
 
 use std::{io, os::fd::OwnedFd, time::Duration};
 
 use slab::Slab;
 
-use self::uring::{Completion, GENERATION_MASK, Kind, SendBuffer, Tag, Uring};
+use self::{
+    links::Links,
+    uring::{Completion, GENERATION_MASK, Kind, SendBuffer, Tag, Uring},
+};
 use super::{
     GOODBYE_MS, Port, QUIET_MS, REFUSAL, TransportSettings, park,
     park::Pulse,
@@ -73,6 +77,7 @@ pub struct Driver {
     engine: Engine,
     uring: Uring,
     sockets: Slab<Socket>,
+    links: Links,
     completions: Vec<Completion>,
     now: Now,
     generation: u32,
@@ -111,6 +116,7 @@ impl Driver {
             engine,
             uring,
             sockets: Slab::new(),
+            links: Links::new(),
             completions: Vec::with_capacity(1024),
             generation: 0,
             accepting: false,
@@ -175,14 +181,15 @@ impl Driver {
     async fn rest(&mut self, pulse: &Pulse) -> io::Result<()> {
         let began_us = self.port.clock.micros();
         while self.port.clock.micros().saturating_sub(began_us) < self.port.settings.busy_poll_us {
-            if self.uring.has_work() || self.port.placement.has_waiting(self.port.core) {
+            if self.has_work() {
                 return Ok(());
             }
             std::hint::spin_loop();
         }
         self.uring.ring_doorbell(true);
         self.uring.enter()?;
-        if !self.uring.has_work() && !self.port.placement.has_waiting(self.port.core) {
+        if !self.has_work() {
+            pulse.be_eager(self.engine.needs_ticks());
             let doorbell = self.port.placement.doorbell(self.port.core);
             park::until_readable(doorbell.descriptor(), Some(pulse)).await?;
             doorbell.silence();
@@ -191,12 +198,17 @@ impl Driver {
         Ok(())
     }
 
+    fn has_work(&mut self) -> bool {
+        self.uring.has_work() || self.port.placement.has_waiting(self.port.core) || self.links.has_work()
+    }
+
     fn complete(&mut self, completion: Completion) -> io::Result<()> {
         match completion.tag.kind {
             Kind::Accept => self.accepted(completion),
             Kind::Receive => self.received(completion),
             Kind::Send => self.sent(completion),
             Kind::Cancel => Ok(()),
+            Kind::LinkConnect | Kind::LinkReceive | Kind::LinkSend => self.link_completed(completion),
         }
     }
 
@@ -240,7 +252,8 @@ impl Driver {
             waiting_since_ms: self.now.mono_ms,
         });
         self.engine.opened(ConnId(slot as u32));
-        self.uring.receive(&self.sockets[slot].descriptor, slot as u32, self.generation)
+        let tag = Tag { kind: Kind::Receive, generation: self.generation, slot: slot as u32 };
+        self.uring.receive(&self.sockets[slot].descriptor, tag)
     }
 
     /// The socket that a completion is for, unless its slot has another owner by now.
@@ -304,7 +317,11 @@ impl Driver {
         loop {
             self.engine.settle();
             let Some((conn, _)) = self.engine.next_dirty() else {
-                return Ok(());
+                // What the store has not answered yet is asked now; what needs no asking comes back at once.
+                if self.engine.flush_store() {
+                    continue;
+                }
+                return self.move_links();
             };
             if self.sockets.contains(conn.index()) {
                 self.attend(conn)?;
@@ -330,10 +347,11 @@ impl Driver {
                 socket.waiting_since_ms = self.now.mono_ms;
             }
             if !socket.send.bytes.is_empty() {
-                self.uring.send(&socket.descriptor, &mut socket.send, conn.0, socket.generation)?;
+                let tag = Tag { kind: Kind::Send, generation: socket.generation, slot: conn.0 };
+                self.uring.send(&socket.descriptor, &mut socket.send, tag)?;
             }
         }
-        let idle = !socket.send.is_in_flight() && !self.engine.has_output(conn);
+        let idle = !socket.send.is_in_flight() && !self.engine.owes(conn);
         match self.engine.flow(conn) {
             Flow::Closing if idle => return self.leave(conn),
             Flow::Closing => {}
@@ -351,7 +369,8 @@ impl Driver {
             Flow::Open if socket.finished && idle => return self.leave(conn),
             Flow::Open if !socket.receiving && !socket.finished => {
                 socket.receiving = true;
-                self.uring.receive(&socket.descriptor, conn.0, socket.generation)?;
+                let tag = Tag { kind: Kind::Receive, generation: socket.generation, slot: conn.0 };
+                self.uring.receive(&socket.descriptor, tag)?;
             }
             Flow::Open => {}
         }
@@ -397,9 +416,9 @@ impl Driver {
         while let Some(slot) = (at..self.sockets.capacity()).find(|&slot| self.sockets.contains(slot)) {
             at = slot + 1;
             let conn = ConnId(slot as u32);
-            let has_output = self.engine.has_output(conn);
+            let owes = self.engine.owes(conn);
             let socket = &mut self.sockets[slot];
-            let busy = socket.send.is_in_flight() || has_output;
+            let busy = socket.send.is_in_flight() || owes;
             let silent_ms = now_ms.saturating_sub(socket.heard_at_ms);
             let stuck_ms = if busy { now_ms.saturating_sub(socket.waiting_since_ms) } else { 0 };
             if settings.stall_timeout_ms > 0 && stuck_ms >= settings.stall_timeout_ms {

@@ -2,7 +2,7 @@
 //! `buffers`.
 //!
 //! What may be in flight, and what keeps it sound: a send points into a buffer that its socket owns, and the driver keeps
-//! the socket until the send's completion has come (`SendBuffer`); a receive writes into the leaked memory of `buffers`.
+//! the socket until the send's completion has come (`SendBuffer`); a connect reads an address that its link keeps likewise; a receive writes into the leaked memory of `buffers`.
 #![allow(unsafe_code)]
 
 use std::{
@@ -11,6 +11,7 @@ use std::{
 };
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types::Fd};
+use socket2::SockAddr;
 
 use super::buffers::{self, Buffers};
 
@@ -36,6 +37,9 @@ pub(super) enum Kind {
     Receive = 2,
     Send = 3,
     Cancel = 4,
+    LinkConnect = 5,
+    LinkReceive = 6,
+    LinkSend = 7,
 }
 
 /// Generations are counted in 28 bits.
@@ -52,6 +56,9 @@ impl Tag {
             2 => Kind::Receive,
             3 => Kind::Send,
             4 => Kind::Cancel,
+            5 => Kind::LinkConnect,
+            6 => Kind::LinkReceive,
+            7 => Kind::LinkSend,
             _ => return None,
         };
         // Masked or shifted to 28 and 32 bits.
@@ -126,8 +133,13 @@ impl Uring {
             .build(entries)?;
         let mut probe = io_uring::Probe::new();
         ring.submitter().register_probe(&mut probe)?;
-        for code in [opcode::AcceptMulti::CODE, opcode::RecvMulti::CODE, opcode::Send::CODE, opcode::AsyncCancel::CODE]
-        {
+        for code in [
+            opcode::AcceptMulti::CODE,
+            opcode::RecvMulti::CODE,
+            opcode::Send::CODE,
+            opcode::Connect::CODE,
+            opcode::AsyncCancel::CODE,
+        ] {
             if !probe.is_supported(code) {
                 return Err(io::Error::new(io::ErrorKind::Unsupported, format!("io_uring operation {code}")));
             }
@@ -150,24 +162,31 @@ impl Uring {
     }
 
     /// Receives into provided buffers until the peer closes, buffers run out, or it is cancelled.
-    pub(super) fn receive(&mut self, socket: &OwnedFd, slot: u32, generation: u32) -> io::Result<()> {
+    pub(super) fn receive(&mut self, socket: &OwnedFd, tag: Tag) -> io::Result<()> {
         let receive = opcode::RecvMulti::new(Fd(socket.as_raw_fd()), buffers::GROUP).build();
-        self.push(receive, Tag { kind: Kind::Receive, generation, slot })
+        self.push(receive, tag)
     }
 
-    /// Sends what is left of a buffer.
-    pub(super) fn send(
+    /// Connects. The caller keeps `peer` where it is until the completion has come.
+    #[allow(clippy::borrowed_box, reason = "the address must stay where it is, which a box says")]
+    pub(super) fn connect(
         &mut self,
         socket: &OwnedFd,
-        buffer: &mut SendBuffer,
+        peer: &Box<SockAddr>,
         slot: u32,
         generation: u32,
     ) -> io::Result<()> {
+        let connect = opcode::Connect::new(Fd(socket.as_raw_fd()), peer.as_ptr().cast(), peer.len()).build();
+        self.push(connect, Tag { kind: Kind::LinkConnect, generation, slot })
+    }
+
+    /// Sends what is left of a buffer.
+    pub(super) fn send(&mut self, socket: &OwnedFd, buffer: &mut SendBuffer, tag: Tag) -> io::Result<()> {
         debug_assert!(!buffer.in_flight, "one send at a time per socket");
         let rest = &buffer.bytes[buffer.sent..];
         let len = u32::try_from(rest.len()).unwrap_or(u32::MAX);
         let send = opcode::Send::new(Fd(socket.as_raw_fd()), rest.as_ptr(), len).flags(libc::MSG_NOSIGNAL).build();
-        self.push(send, Tag { kind: Kind::Send, generation, slot })?;
+        self.push(send, tag)?;
         buffer.in_flight = true;
         Ok(())
     }
@@ -181,7 +200,7 @@ impl Uring {
     fn push(&mut self, entry: squeue::Entry, tag: Tag) -> io::Result<()> {
         let entry = entry.user_data(tag.pack());
         // SAFETY: descriptors are open while their operations are in flight, since the driver drops a socket only after
-        // its last completion; send buffers and receive buffers outlive their operations (see the top of this file).
+        // its last completion; send buffers, addresses and receive buffers outlive their operations (see the top of this file).
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.ring.submit()?;
         }

@@ -1,0 +1,249 @@
+//! The asker's calls as calls of the RESP client, and the client's completions as answers for the asker.
+//!
+//! The contract of `lua/token_bucket.lua`: `mode` first, then for each key `capacity refill period_ms cost`; the reply is
+//! one flat array of integers, four for each key.
+
+use std::sync::Arc;
+
+use resp_client::{Action, CallError, Client, Completion, Config, Error, LinkId, Micros, Reply, Script, ScriptId};
+
+use super::{
+    Call, Calls, Store, Surroundings, TakeMode,
+    shards::{ShardCounters, ShardId, Shards},
+};
+use crate::decision::Why;
+
+/// The script.
+pub const TOKEN_BUCKET: &str = include_str!("../../../lua/token_bucket.lua");
+
+/// Where the script is among the client's.
+const TOKEN_BUCKET_ID: ScriptId = ScriptId(0);
+
+/// Integers of a reply for which there is room from the start; a call covers the rules of one identity.
+const INTEGERS: usize = 4 * 64;
+
+/// The script as the settings want it called.
+pub fn token_bucket(as_function: bool) -> Script {
+    if as_function {
+        let library = format!(
+            "#!lua name=sluice\nredis.register_function('sluice_token_bucket', function(KEYS, ARGV)\n{TOKEN_BUCKET}\nend)\n"
+        );
+        Script::as_function(library, "sluice_token_bucket")
+    } else {
+        Script::by_hash(TOKEN_BUCKET)
+    }
+}
+
+/// One core's way to the shards.
+pub struct Redis {
+    client: Client,
+    book: Book,
+    deadline_us: u64,
+    now: Micros,
+}
+
+/// What is known of the shards by the client's numbers.
+struct Book {
+    shards: Arc<Shards>,
+    core: usize,
+    /// By the client's number: the address that it stood for, and that one's number in the process.
+    numbers: Vec<Option<(Box<str>, ShardId)>>,
+    integers: Vec<i64>,
+}
+
+impl Redis {
+    /// A client for core `core`.
+    ///
+    /// # Errors
+    ///
+    /// When the certificates of the settings cannot be used.
+    pub fn new(
+        config: Config,
+        shards: &Arc<Shards>,
+        core: usize,
+        seed: u64,
+        (deadline_us, now_us): (u64, u64),
+    ) -> Result<Self, resp_client::TlsError> {
+        let now = Micros(now_us);
+        Ok(Self {
+            client: Client::new(config, seed, now)?,
+            book: Book {
+                shards: Arc::clone(shards),
+                core,
+                numbers: Vec::new(),
+                integers: Vec::with_capacity(INTEGERS),
+            },
+            deadline_us,
+            now,
+        })
+    }
+
+    /// The client, for its counters.
+    pub fn client(&mut self) -> &mut Client {
+        &mut self.client
+    }
+
+    /// The time for all that follows.
+    pub fn at(&mut self, now_us: u64) {
+        self.now = Micros(now_us);
+    }
+
+    /// Ends calls whose deadline has come, and does what time brings.
+    pub fn tick(&mut self, store: &mut Store, around: &mut Surroundings<'_>) {
+        let Self { client, book, now, .. } = self;
+        client.tick(*now, &mut |done| book.completed(store, around, *now, &done));
+    }
+
+    /// Bytes from a shard.
+    pub fn received(&mut self, store: &mut Store, around: &mut Surroundings<'_>, link: LinkId, bytes: &[u8]) {
+        let Self { client, book, now, .. } = self;
+        client.received(link, bytes, *now, &mut |done| book.completed(store, around, *now, &done));
+    }
+
+    /// A connection was made.
+    pub fn connected(&mut self, link: LinkId) {
+        self.client.connected(link, self.now);
+    }
+
+    /// A connection could not be made.
+    pub fn connect_failed(&mut self, store: &mut Store, around: &mut Surroundings<'_>, link: LinkId, why: &str) {
+        let Self { client, book, now, .. } = self;
+        client.connect_failed(link, *now, why, &mut |done| book.completed(store, around, *now, &done));
+    }
+
+    /// A connection is gone.
+    pub fn closed(&mut self, store: &mut Store, around: &mut Surroundings<'_>, link: LinkId, why: &str) {
+        let Self { client, book, now, .. } = self;
+        client.closed(link, *now, why, &mut |done| book.completed(store, around, *now, &done));
+    }
+
+    /// What the owner of the sockets is to do next.
+    pub fn next_action(&mut self) -> Option<Action> {
+        self.client.poll_action()
+    }
+
+    /// The next link with something to send.
+    pub fn next_output(&mut self) -> Option<LinkId> {
+        self.client.poll_output()
+    }
+
+    /// All that a link has to send, in exchange for an empty buffer.
+    pub fn take_output(&mut self, link: LinkId, buffer: &mut Vec<u8>) {
+        self.client.swap_output(link, buffer);
+    }
+
+    /// Whether the client wants a tick within this time.
+    pub fn wants_tick_within(&self, us: u64) -> bool {
+        self.client.in_flight() > 0 || self.client.next_tick().is_some_and(|at| at.since(self.now).0 <= us)
+    }
+}
+
+impl Calls for Redis {
+    #[inline]
+    fn slot(&self, tag: &[u8]) -> u16 {
+        // Of the tag alone: its braces are added later, and there are none within.
+        resp_client::key_slot(tag)
+    }
+
+    #[inline]
+    fn shard(&mut self, slot: u16) -> Option<ShardId> {
+        let index = self.client.shard_of(slot)?;
+        let name = self.client.shard_name(index);
+        match self.book.numbers.get(usize::from(index.0)) {
+            Some(Some((known, shard))) if **known == *name => Some(*shard),
+            _ => self.book.meet(usize::from(index.0), name),
+        }
+    }
+
+    #[inline]
+    fn send(&mut self, token: u64, call: &Call<'_>) -> Result<(), Why> {
+        let deadline = Micros(self.now.0 + self.deadline_us);
+        let sent = self.client.evalsha(
+            self.now,
+            Some(call.slot),
+            token,
+            deadline,
+            TOKEN_BUCKET_ID,
+            call.buckets.len(),
+            |command| {
+                let mut from = 0;
+                for bucket in call.buckets {
+                    let end = bucket.key_end as usize;
+                    command.word(&call.keys[from..end]);
+                    from = end;
+                }
+                command.word(match call.take {
+                    TakeMode::Exactly => b"exact",
+                    TakeMode::UpTo => b"upto",
+                    TakeMode::Back => b"back",
+                });
+                for bucket in call.buckets {
+                    let rate = &bucket.rate;
+                    command.integer(rate.capacity).integer(rate.refill).integer(rate.period_ms).integer(call.cost);
+                }
+            },
+        );
+        sent.map_err(|error| match error {
+            CallError::NotConnected | CallError::NoShard => Why::Down,
+            CallError::InFlightFull | CallError::OutputFull => Why::Overloaded,
+            CallError::TooLate => Why::Timeout,
+            _ => Why::Refused,
+        })
+    }
+}
+
+impl Book {
+    /// Gives an address its number in the process.
+    #[cold]
+    fn meet(&mut self, index: usize, name: &str) -> Option<ShardId> {
+        let shard = self.shards.number(name)?;
+        if self.numbers.len() <= index {
+            self.numbers.resize(index + 1, None);
+        }
+        self.numbers[index] = Some((name.into(), shard));
+        Some(shard)
+    }
+
+    fn completed(&mut self, store: &mut Store, around: &mut Surroundings<'_>, now: Micros, done: &Completion<'_>) {
+        let numbers = &self.numbers;
+        let shard = done.shard.and_then(|index| numbers.get(usize::from(index.0))?.as_ref()).map(|(_, shard)| *shard);
+        let counters = shard.map(|shard| self.shards.counters(shard, self.core));
+        match &done.outcome {
+            Ok(reply) => {
+                if let Some(counters) = counters {
+                    counters.round_trip(now.since(done.sent_at).0);
+                }
+                self.integers.clear();
+                if let Reply::Array(items) = reply {
+                    self.integers.extend((*items).map_while(|item| item.as_integer()));
+                }
+                store.completed(around, done.token, shard, Ok(&self.integers));
+            }
+            Err(error) => {
+                let why = why(error);
+                if let Some(counters) = counters {
+                    count(counters, why);
+                }
+                store.completed(around, done.token, shard, Err((why, error.is_shard_failure())));
+            }
+        }
+    }
+}
+
+fn count(counters: &ShardCounters, why: Why) {
+    match why {
+        Why::Timeout => &counters.timeouts,
+        Why::Down => &counters.down,
+        _ => &counters.errors,
+    }
+    .add(1);
+}
+
+fn why(error: &Error<'_>) -> Why {
+    match error {
+        Error::Timeout => Why::Timeout,
+        Error::OutputFull => Why::Overloaded,
+        Error::Server { .. } => Why::Refused,
+        _ => Why::Down,
+    }
+}
