@@ -2,17 +2,23 @@
 //! needs, and costs a poll, a receive and a send per wake-up of each connection.
 #![allow(unsafe_code)]
 
+mod links;
+
 use std::{
     cell::RefCell,
+    future::poll_fn,
     io,
     os::fd::{FromRawFd, IntoRawFd, OwnedFd},
+    pin::Pin,
     rc::Rc,
+    task::{Poll, Waker},
 };
 
-use futures_lite::{AsyncReadExt, AsyncWriteExt};
+use futures_lite::{AsyncRead, AsyncWriteExt};
 use glommio::{Task, net::TcpStream, spawn_local};
 use slab::Slab;
 
+use self::links::Links;
 use super::{GOODBYE_MS, Port, QUIET_MS, REFUSAL, park, park::Pulse, placement::Placed, sockets};
 use crate::{
     engine::{ConnId, Engine, Flow},
@@ -27,6 +33,7 @@ struct Core {
     port: Port,
     engine: Engine,
     sockets: Slab<Socket>,
+    links: Links,
 }
 
 /// What the survey must know of a connection.
@@ -38,6 +45,8 @@ struct Socket {
     writing_since_ms: Option<u64>,
     /// When our side of the connection was closed after the last reply, if it was.
     said_goodbye_at_ms: Option<u64>,
+    /// Wakes the connection's task when the store has answered.
+    waker: Option<Waker>,
 }
 
 type Shared = Rc<RefCell<Core>>;
@@ -50,7 +59,7 @@ type Shared = Rc<RefCell<Core>>;
 pub async fn run(mut port: Port, engine: Engine, pulse: &Pulse) -> io::Result<()> {
     let listeners = std::mem::take(&mut port.listeners);
     let (placement, index) = (port.placement.clone(), port.core);
-    let core: Shared = Rc::new(RefCell::new(Core { port, engine, sockets: Slab::new() }));
+    let core: Shared = Rc::new(RefCell::new(Core { port, engine, sockets: Slab::new(), links: Links::default() }));
     let mut accepting: Vec<Task<()>> =
         listeners.into_iter().map(|listener| spawn_local(accept(Rc::clone(&core), listener))).collect();
     loop {
@@ -66,6 +75,9 @@ pub async fn run(mut port: Port, engine: Engine, pulse: &Pulse) -> io::Result<()
         if core.borrow_mut().survey(stage == Stage::Closing) {
             return Ok(());
         }
+        core.borrow_mut().tick();
+        links::follow(&core);
+        pulse.be_eager(core.borrow().engine.needs_ticks());
         let doorbell = placement.doorbell(index);
         park::until_readable(doorbell.descriptor(), Some(pulse)).await?;
         doorbell.silence();
@@ -116,8 +128,13 @@ fn open(core: &Shared, descriptor: OwnedFd) {
         return;
     };
     let heard_at_ms = borrowed.port.clock.now().mono_ms;
-    let slot =
-        borrowed.sockets.insert(Socket { handle, heard_at_ms, writing_since_ms: None, said_goodbye_at_ms: None });
+    let slot = borrowed.sockets.insert(Socket {
+        handle,
+        heard_at_ms,
+        writing_since_ms: None,
+        said_goodbye_at_ms: None,
+        waker: None,
+    });
     let conn = ConnId(slot as u32);
     borrowed.engine.opened(conn);
     drop(borrowed);
@@ -139,16 +156,23 @@ fn open(core: &Shared, descriptor: OwnedFd) {
 async fn serve(core: &Shared, conn: ConnId, mut stream: TcpStream) -> io::Result<()> {
     let mut input = vec![0; RECEIVE_BYTES];
     let mut output = Vec::new();
+    let mut finished = false;
     loop {
-        let len = stream.read(&mut input).await?;
-        if len == 0 {
-            return Ok(());
+        // The store may answer what was asked before while nothing new comes.
+        match heard(core, conn, &mut stream, &mut input, finished).await? {
+            Heard::Bytes(len) => core.borrow_mut().hear(conn, &input[..len]),
+            Heard::End => finished = true,
+            Heard::Answer => {}
         }
-        core.borrow_mut().hear(conn, &input[..len]);
         loop {
             let flow = core.borrow_mut().answer(conn, &mut output);
+            links::follow(core);
             if output.is_empty() {
+                if core.borrow().engine.owes(conn) {
+                    break;
+                }
                 match flow {
+                    Flow::Open if finished => return Ok(()),
                     Flow::Open => break,
                     Flow::Closing => return Ok(()),
                     Flow::Paused => {
@@ -164,6 +188,45 @@ async fn serve(core: &Shared, conn: ConnId, mut stream: TcpStream) -> io::Result
     }
 }
 
+/// What woke a connection's task.
+enum Heard {
+    /// So many bytes from the client.
+    Bytes(usize),
+    /// The client has sent everything that it will.
+    End,
+    /// The store has answered.
+    Answer,
+}
+
+/// Waits for bytes of the client, unless it has sent its last or must not be read from, or for an answer of the store.
+async fn heard(
+    core: &Shared,
+    conn: ConnId,
+    stream: &mut TcpStream,
+    input: &mut [u8],
+    finished: bool,
+) -> io::Result<Heard> {
+    poll_fn(|context| {
+        let mut core = core.borrow_mut();
+        if core.engine.has_output(conn) {
+            return Poll::Ready(Ok(Heard::Answer));
+        }
+        core.sockets[conn.index()].waker = Some(context.waker().clone());
+        let may_read = !finished && core.engine.flow(conn) == Flow::Open;
+        drop(core);
+        if !may_read {
+            return Poll::Pending;
+        }
+        match Pin::new(&mut *stream).poll_read(context, input) {
+            Poll::Ready(Ok(0)) => Poll::Ready(Ok(Heard::End)),
+            Poll::Ready(Ok(len)) => Poll::Ready(Ok(Heard::Bytes(len))),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
 impl Core {
     fn hear(&mut self, conn: ConnId, bytes: &[u8]) {
         let now = self.port.clock.now();
@@ -172,11 +235,40 @@ impl Core {
         self.engine.bytes_in(conn, bytes);
     }
 
+    /// Lets the engine do what time brings, and wakes the connections for which that changed something.
+    fn tick(&mut self) {
+        let now = self.port.clock.now();
+        self.engine.tick(now);
+        self.wake();
+    }
+
+    /// Tells the engine something about a shard's connection, and wakes those for whom that changed something.
+    fn act(&mut self, act: impl FnOnce(&mut Engine)) {
+        let now = self.port.clock.now();
+        self.engine.tick(now);
+        act(&mut self.engine);
+        self.wake();
+    }
+
+    /// Asks the store what was asked of us, and wakes the connections that have got an answer.
+    fn wake(&mut self) {
+        loop {
+            self.engine.settle();
+            while let Some((conn, _)) = self.engine.next_dirty() {
+                let waker = self.sockets.get_mut(conn.index()).and_then(|socket| socket.waker.take());
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+            }
+            if !self.engine.flush_store() {
+                return;
+            }
+        }
+    }
+
     /// Decides what was read and moves the replies of this connection into `output`.
     fn answer(&mut self, conn: ConnId, output: &mut Vec<u8>) -> Flow {
-        self.engine.settle();
-        // Every task sees to its own connection, so the list only has to be emptied.
-        while self.engine.next_dirty().is_some() {}
+        self.wake();
         if self.engine.has_output(conn) {
             self.engine.take_output(conn, output);
             self.sockets[conn.index()].writing_since_ms = Some(self.port.clock.now().mono_ms);
@@ -189,10 +281,10 @@ impl Core {
         self.port.clock.resync();
         let now_ms = self.port.clock.now().mono_ms;
         let settings = self.port.settings;
-        for (_, socket) in &mut self.sockets {
+        for (slot, socket) in &mut self.sockets {
             let silent_ms = now_ms.saturating_sub(socket.heard_at_ms);
             let stuck_ms = socket.writing_since_ms.map_or(0, |since_ms| now_ms.saturating_sub(since_ms));
-            let busy = socket.writing_since_ms.is_some();
+            let busy = socket.writing_since_ms.is_some() || self.engine.owes(ConnId(slot as u32));
             let socket_ref = socket2::SockRef::from(&socket.handle);
             if settings.stall_timeout_ms > 0 && stuck_ms >= settings.stall_timeout_ms {
                 self.engine.counters().connections_stalled.add(1);
