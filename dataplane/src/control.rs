@@ -24,6 +24,7 @@ use thiserror::Error;
 
 use crate::{
     listener::park::Pulse,
+    metrics::counters::{CoreCounters, RuleCounts},
     ops,
     policy::{LoadError, LoadedPolicy, LocalTerms, PolicyInForce, RuleSlots},
     server::{Process, ServerError},
@@ -158,19 +159,16 @@ pub struct RuleCounters {
     /// Its slot in every core's counters.
     pub slot: u32,
     /// What to subtract, by reason: the counts of the name that had the slot before.
-    pub base: [u64; crate::decision::Reason::COUNT],
+    pub base: RuleCounts,
 }
 
 impl Reloads {
     /// Slots in `reused` are about to get another name.
-    fn rebase(&self, counters: &[Arc<crate::metrics::counters::CoreCounters>], reused: &[u32]) {
-        use crate::decision::Reason;
+    fn rebase(&self, counters: &[Arc<CoreCounters>], reused: &[u32]) {
         let mut names = Vec::clone(&self.names.load());
         names.retain(|rule| !reused.contains(&rule.slot));
         for &slot in reused {
-            let base =
-                Reason::ALL.map(|reason| counters.iter().map(|core| core.rule(slot, reason).value()).sum::<u64>());
-            names.push(RuleCounters { name: "".into(), slot, base });
+            names.push(RuleCounters { name: "".into(), slot, base: RuleCounts::of(counters, slot) });
         }
         self.names.store(Arc::new(names));
     }

@@ -77,12 +77,46 @@ pub struct CoreCounters {
     pub throttle_fallbacks: Counter,
     /// Checks of which a shadow rule never learned what it would have said, because the store did not answer.
     pub shadow_unknown: Counter,
-    /// By rule slot, and who answered.
-    decided_by: Box<[Counter]>,
-    /// By rule slot, and why the store did not answer.
-    fallbacks: Box<[Counter]>,
-    /// By rule slot and reason; see [`RuleSlots`](crate::policy::RuleSlots).
+    /// [`RULE_COUNTERS`] for each rule slot; see [`RuleSlots`](crate::policy::RuleSlots).
     rules: Box<[Counter]>,
+}
+
+/// Counters of one rule: by what it said, then by who answered where the store counts, then by why the store did not.
+pub const RULE_COUNTERS: usize = WHY_AT + Why::COUNT;
+const BY_AT: usize = Reason::COUNT;
+const WHY_AT: usize = BY_AT + By::COUNT;
+
+/// What all cores counted of one rule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RuleCounts([u64; RULE_COUNTERS]);
+
+impl RuleCounts {
+    /// The sum over cores.
+    pub fn of(cores: &[Arc<CoreCounters>], slot: u32) -> Self {
+        let first = slot as usize * RULE_COUNTERS;
+        Self(std::array::from_fn(|at| cores.iter().map(|core| core.rules[first + at].value()).sum()))
+    }
+
+    /// What was counted since.
+    #[must_use]
+    pub fn since(&self, base: &Self) -> Self {
+        Self(std::array::from_fn(|at| self.0[at].saturating_sub(base.0[at])))
+    }
+
+    /// How often the rule said this.
+    pub fn reason(&self, reason: Reason) -> u64 {
+        self.0[reason as usize]
+    }
+
+    /// How often it was answered for by this, where the store counts.
+    pub fn by(&self, by: By) -> u64 {
+        self.0[BY_AT + by as usize]
+    }
+
+    /// How often the store did not answer for it, for this reason.
+    pub fn why(&self, why: Why) -> u64 {
+        self.0[WHY_AT + why as usize]
+    }
 }
 
 impl CoreCounters {
@@ -108,28 +142,26 @@ impl CoreCounters {
             buckets_evicted_in_use: Counter::default(),
             throttle_fallbacks: Counter::default(),
             shadow_unknown: Counter::default(),
-            decided_by: (0..rule_slots * By::COUNT).map(|_| Counter::default()).collect(),
-            fallbacks: (0..rule_slots * Why::COUNT).map(|_| Counter::default()).collect(),
-            rules: (0..rule_slots * Reason::COUNT).map(|_| Counter::default()).collect(),
+            rules: (0..rule_slots * RULE_COUNTERS).map(|_| Counter::default()).collect(),
         })
     }
 
     /// The counter of a rule's slot and a reason.
     #[inline(always)]
     pub fn rule(&self, slot: u32, reason: Reason) -> &Counter {
-        &self.rules[slot as usize * Reason::COUNT + reason as usize]
+        &self.rules[slot as usize * RULE_COUNTERS + reason as usize]
     }
 
     /// The counter of a rule's slot and who answered for it, where the store counts.
     #[inline(always)]
     pub fn decided_by(&self, slot: u32, by: By) -> &Counter {
-        &self.decided_by[slot as usize * By::COUNT + by as usize]
+        &self.rules[slot as usize * RULE_COUNTERS + BY_AT + by as usize]
     }
 
     /// The counter of a rule's slot and why the store did not answer for it.
     #[inline(always)]
     pub fn fallback(&self, slot: u32, why: Why) -> &Counter {
-        &self.fallbacks[slot as usize * Why::COUNT + why as usize]
+        &self.rules[slot as usize * RULE_COUNTERS + WHY_AT + why as usize]
     }
 
     /// Publishes what happened to the table on this core.

@@ -11,7 +11,11 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::{counters::CoreCounters, system::System};
+use super::{
+    counters::{CoreCounters, RuleCounts},
+    store::StoreSnapshot,
+    system::System,
+};
 use crate::{decision::Reason, server::Process};
 
 /// The text of `/metrics`.
@@ -22,6 +26,9 @@ use crate::{decision::Reason, server::Process};
 pub fn encode(process: &Process) -> Result<String, fmt::Error> {
     let (mut ours, mut conventional) = (Registry::with_prefix("sluice"), Registry::default());
     ours.register_collector(Box::new(Snapshot::of(process)));
+    if let Some(plan) = &process.store {
+        ours.register_collector(Box::new(StoreSnapshot::of(process, plan)));
+    }
     conventional.register_collector(Box::new(Conventional::of(process)));
     let mut out = String::new();
     text::encode_registry(&mut out, &ours)?;
@@ -36,6 +43,9 @@ type PerCore = (&'static str, &'static str, fn(&CoreCounters) -> u64);
 const PER_CORE: &[PerCore] = &[
     ("checks", "Checks decided, whatever the verdict", |core| core.checks.value()),
     ("checks_denied", "Checks that were denied", |core| core.denied.value()),
+    ("checks_unavailable", "Checks answered 503: Redis away, and a rule closed on failure", |core| {
+        core.unavailable.value()
+    }),
     ("checks_unruled", "Checks to which no rule applied; they are allowed", |core| core.unruled.value()),
     ("throttles_allowed", "CL.THROTTLE and THROTTLE calls that were allowed", |core| core.throttles_allowed.value()),
     ("throttles_denied", "CL.THROTTLE and THROTTLE calls that were denied", |core| core.throttles_denied.value()),
@@ -110,11 +120,8 @@ fn rules(process: &Process) -> Vec<(String, [u64; Reason::COUNT])> {
     let cores = &process.counters;
     let names = process.reloads.names.load();
     let counts = names.iter().map(|rule| {
-        let count = |reason: Reason| -> u64 {
-            let total: u64 = cores.iter().map(|core| core.rule(rule.slot, reason).value()).sum();
-            total.saturating_sub(rule.base[reason as usize])
-        };
-        (rule.name.to_string(), Reason::ALL.map(count))
+        let counts = RuleCounts::of(cores, rule.slot).since(&rule.base);
+        (rule.name.to_string(), Reason::ALL.map(|reason| counts.reason(reason)))
     });
     counts.collect()
 }
@@ -204,17 +211,17 @@ impl Collector for Conventional {
     }
 }
 
-const UNLABELLED: [(&str, String); 0] = [];
+pub(super) const UNLABELLED: [(&str, String); 0] = [];
 
 /// Name, help and unit of a family.
 type Head<'a> = (&'a str, &'a str, Option<&'a Unit>);
 
 /// A value with one label.
-fn one<T>(label: &'static str, word: &str, value: T) -> ([(&'static str, String); 1], T) {
+pub(super) fn one<T>(label: &'static str, word: &str, value: T) -> ([(&'static str, String); 1], T) {
     ([(label, word.to_owned())], value)
 }
 
-fn counters<const N: usize, T: EncodeCounterValue>(
+pub(super) fn counters<const N: usize, T: EncodeCounterValue>(
     encoder: &mut DescriptorEncoder<'_>,
     (name, help, unit): Head<'_>,
     values: impl IntoIterator<Item = ([(&'static str, String); N], T)>,
@@ -223,7 +230,7 @@ fn counters<const N: usize, T: EncodeCounterValue>(
     family(metric, values.into_iter().map(|(labels, value)| (labels, ConstCounter::new(value))))
 }
 
-fn gauges<const N: usize>(
+pub(super) fn gauges<const N: usize>(
     encoder: &mut DescriptorEncoder<'_>,
     (name, help, unit): Head<'_>,
     values: impl IntoIterator<Item = ([(&'static str, String); N], f64)>,

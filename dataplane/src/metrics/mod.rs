@@ -1,6 +1,7 @@
 //! What the server counts ([`counters`]), and how it is shown ([`exposition`]), with what the kernel knows of the process
-//! (`system`).
+//! (`system`); `store` is the part about Redis.
 
 pub mod counters;
 pub mod exposition;
+mod store;
 mod system;

@@ -2,7 +2,40 @@
 
 use serde_json::json;
 
-use crate::{control, server::Process};
+use crate::{
+    control,
+    server::Process,
+    store::{breaker::State, setup::StorePlan, shards::ShardCounters},
+};
+
+/// The store of the counts: its shards, and what each one's breaker is at.
+fn store(plan: &StorePlan) -> serde_json::Value {
+    let shards: Vec<_> = plan
+        .shards
+        .known()
+        .iter()
+        .map(|(shard, name)| {
+            let breaker = plan.shards.breaker(*shard);
+            let sum = |read: fn(&ShardCounters) -> u64| plan.shards.sum(*shard, read);
+            json!({
+                "address": &**name,
+                "breaker": breaker.state().word(),
+                "opened": breaker.transitions(State::Open),
+                "replies": sum(|core| core.replies.value()),
+                "timeouts": sum(|core| core.timeouts.value()),
+                "down": sum(|core| core.down.value()),
+                "errors": sum(|core| core.errors.value()),
+            })
+        })
+        .collect();
+    let cores = || (0..plan.shards.cores()).map(|core| plan.shards.links(core));
+    json!({
+        "deadline_ms": plan.asker.deadline_us / 1000,
+        "waiting": cores().map(|links| links.waiting.value()).sum::<u64>(),
+        "in_flight": cores().map(|links| links.in_flight.value()).sum::<u64>(),
+        "shards": shards,
+    })
+}
 
 /// The page.
 pub(super) fn page(process: &Process) -> String {
@@ -53,6 +86,7 @@ pub(super) fn page(process: &Process) -> String {
             "idle_timeout_ms": limits.idle_timeout_ms,
             "stall_timeout_ms": limits.stall_timeout_ms,
         },
+        "store": process.store.as_ref().map(store),
         "buckets": {
             "capacity": process.table.capacity(),
             "inserted": sum(|core| core.buckets_inserted.value()),

@@ -20,10 +20,121 @@ impl ShardId {
     }
 }
 
+/// What happens on the connections to the shards, for one core; all shards together.
+#[derive(Debug, Default)]
+pub struct LinkCounters {
+    /// Checks that wait.
+    pub waiting: Counter,
+    /// Calls in flight.
+    pub in_flight: Counter,
+    events: [Counter; LinkEvent::COUNT],
+}
+
+/// What can happen on the way to the shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+#[allow(missing_docs, reason = "`help` says what each is")]
+pub enum LinkEvent {
+    Connected,
+    ConnectFailed,
+    Disconnected,
+    Stalled,
+    ProtocolError,
+    LateReply,
+    Moved,
+    Asked,
+    TryAgain,
+    NoScript,
+    ScriptLoaded,
+    Refreshed,
+    TopologyChanged,
+    RefusedNotConnected,
+    RefusedFull,
+}
+
+impl LinkEvent {
+    /// How many there are.
+    pub const COUNT: usize = 15;
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Connected,
+        Self::ConnectFailed,
+        Self::Disconnected,
+        Self::Stalled,
+        Self::ProtocolError,
+        Self::LateReply,
+        Self::Moved,
+        Self::Asked,
+        Self::TryAgain,
+        Self::NoScript,
+        Self::ScriptLoaded,
+        Self::Refreshed,
+        Self::TopologyChanged,
+        Self::RefusedNotConnected,
+        Self::RefusedFull,
+    ];
+
+    /// The word for metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Connected => "connected",
+            Self::ConnectFailed => "connect_failed",
+            Self::Disconnected => "disconnected",
+            Self::Stalled => "stalled",
+            Self::ProtocolError => "protocol_error",
+            Self::LateReply => "late_reply",
+            Self::Moved => "moved",
+            Self::Asked => "ask",
+            Self::TryAgain => "try_again",
+            Self::NoScript => "no_script",
+            Self::ScriptLoaded => "script_loaded",
+            Self::Refreshed => "refreshed",
+            Self::TopologyChanged => "topology_changed",
+            Self::RefusedNotConnected => "refused_not_connected",
+            Self::RefusedFull => "refused_full",
+        }
+    }
+}
+
+impl LinkCounters {
+    /// The counter of an event.
+    pub fn event(&self, event: LinkEvent) -> &Counter {
+        &self.events[event as usize]
+    }
+
+    /// Publishes what a client has counted.
+    pub fn publish(&self, client: &resp_client::Counters, waiting: usize) {
+        let total = client.total();
+        self.waiting.set(waiting as u64);
+        self.in_flight.set(client.in_flight as u64);
+        for event in LinkEvent::ALL {
+            let count = match event {
+                LinkEvent::Connected => total.connected,
+                LinkEvent::ConnectFailed => total.connect_failures,
+                LinkEvent::Disconnected => total.disconnects,
+                LinkEvent::Stalled => total.stalls,
+                LinkEvent::ProtocolError => total.protocol_errors,
+                LinkEvent::LateReply => total.late_replies,
+                LinkEvent::Moved => total.moved,
+                LinkEvent::Asked => total.asked,
+                LinkEvent::TryAgain => total.try_again,
+                LinkEvent::NoScript => total.no_script,
+                LinkEvent::ScriptLoaded => total.script_loads,
+                LinkEvent::Refreshed => client.refreshes,
+                LinkEvent::TopologyChanged => client.topology_changes,
+                LinkEvent::RefusedNotConnected => client.refused_not_connected,
+                LinkEvent::RefusedFull => client.refused_in_flight + client.refused_output,
+            };
+            self.event(event).set(count);
+        }
+    }
+}
+
 /// All shards.
 #[derive(Debug)]
 pub struct Shards {
     shards: Box<[Shard]>,
+    links: Box<[LinkCounters]>,
     names: Mutex<Vec<Arc<str>>>,
 }
 
@@ -74,12 +185,26 @@ impl Shards {
     pub fn new(shards: usize, cores: usize) -> Self {
         let shard =
             |_| Shard { breaker: Breaker::default(), cores: (0..cores).map(|_| ShardCounters::default()).collect() };
-        Self { shards: (0..shards).map(shard).collect(), names: Mutex::default() }
+        Self {
+            shards: (0..shards).map(shard).collect(),
+            links: (0..cores).map(|_| LinkCounters::default()).collect(),
+            names: Mutex::default(),
+        }
     }
 
     /// How many shards there is room for.
     pub fn len(&self) -> usize {
         self.shards.len()
+    }
+
+    /// How many cores count.
+    pub fn cores(&self) -> usize {
+        self.links.len()
+    }
+
+    /// What a core counts on its connections.
+    pub fn links(&self, core: usize) -> &LinkCounters {
+        &self.links[core]
     }
 
     /// Whether there is room for none.

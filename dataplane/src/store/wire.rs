@@ -49,7 +49,12 @@ struct Book {
     /// By the client's number: the address that it stood for, and that one's number in the process.
     numbers: Vec<Option<(Box<str>, ShardId)>>,
     integers: Vec<i64>,
+    /// When the client's counters were last shown to other threads.
+    published_at: Micros,
 }
+
+/// How often they are.
+const PUBLISH_EVERY_US: u64 = 50_000;
 
 impl Redis {
     /// A client for core `core`.
@@ -72,6 +77,7 @@ impl Redis {
                 core,
                 numbers: Vec::new(),
                 integers: Vec::with_capacity(INTEGERS),
+                published_at: now,
             },
             deadline_us,
             now,
@@ -92,6 +98,10 @@ impl Redis {
     pub fn tick(&mut self, store: &mut Store, around: &mut Surroundings<'_>) {
         let Self { client, book, now, .. } = self;
         client.tick(*now, &mut |done| book.completed(store, around, *now, &done));
+        if now.since(book.published_at).0 >= PUBLISH_EVERY_US {
+            book.published_at = *now;
+            book.shards.links(book.core).publish(client.counters(), store.waiting());
+        }
     }
 
     /// Bytes from a shard.
