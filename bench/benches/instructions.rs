@@ -7,7 +7,7 @@
 use std::hint::black_box;
 
 use iai_callgrind::{library_benchmark, library_benchmark_group, main};
-use sluice_bench::{ONE_RULE, Rig, THREE_RULES, many_rules, pipeline};
+use sluice_bench::{GRANTED, ONE_RULE, Rig, THREE_OF_ONE, THREE_RULES, many_rules, pipeline};
 
 const CHECKS: u64 = 1_000;
 
@@ -42,5 +42,30 @@ fn checks((mut rig, requests): (Rig, Vec<u8>)) -> (Rig, Vec<u8>) {
     (rig, requests)
 }
 
-library_benchmark_group!(name = hot_path; benchmarks = checks);
+/// A rig whose counts are in Redis, a pipeline, and what Redis answers to its calls.
+fn warm_remote(policy: &str, depth: u64, rules: usize) -> (Rig, Vec<u8>, Vec<u8>) {
+    let mut rig = Rig::with_redis(policy);
+    let requests = pipeline(depth);
+    let reply = format!("*{}\r\n{}", 4 * rules, GRANTED.repeat(rules));
+    let replies = reply.repeat(depth as usize).into_bytes();
+    for _ in 0..3 {
+        rig.remote_round(&requests, &replies);
+    }
+    (rig, requests, replies)
+}
+
+#[library_benchmark]
+#[bench::one_rule_depth_16(args = (ONE_RULE, 16, 1), setup = warm_remote)]
+#[bench::one_rule_depth_100(args = (ONE_RULE, 100, 1), setup = warm_remote)]
+#[bench::three_rules_of_one_identity_depth_100(args = (THREE_OF_ONE, 100, 3), setup = warm_remote)]
+fn redis_backed((mut rig, requests, replies): (Rig, Vec<u8>, Vec<u8>)) -> (Rig, Vec<u8>, Vec<u8>) {
+    let depth = (requests.len() / sluice_bench::request(0).len()) as u64;
+    for _ in 0..CHECKS / depth {
+        let answers = black_box(rig.remote_round(black_box(&requests), black_box(&replies)));
+        assert!(answers.len() as u64 > 20 * depth, "all checks were answered");
+    }
+    (rig, requests, replies)
+}
+
+library_benchmark_group!(name = hot_path; benchmarks = checks, redis_backed);
 main!(library_benchmark_groups = hot_path);

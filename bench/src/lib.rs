@@ -3,17 +3,20 @@
 //! The benches measure exactly what a core does between receiving and sending: parse, match, hash, decide, encode.
 #![allow(clippy::expect_used, reason = "a bench that cannot be set up must stop")]
 
-use std::sync::Arc;
+use std::{io::Write, sync::Arc};
 
 use arc_swap::ArcSwap;
 use policy_sync::file;
+use resp_client::{Action, LinkId};
 use sluice::{
     buckets::BucketTable,
     clock::Now,
+    config::Redis,
     engine::{ConnId, Engine, Facts, RespSettings, Shared},
     metrics::counters::CoreCounters,
     policy::{LoadedPolicy, LocalTerms, RuleSlots},
     resp::frame::RequestLimits,
+    store::{setup::StorePlan, wire},
 };
 
 /// An engine with one connection.
@@ -21,6 +24,10 @@ pub struct Rig {
     engine: Engine,
     output: Vec<u8>,
     now_ms: u64,
+    /// The connection to the store, if the counts are there.
+    link: Option<LinkId>,
+    calls: Vec<u8>,
+    replies: Vec<u8>,
 }
 
 struct NoFacts;
@@ -31,12 +38,12 @@ impl Facts for NoFacts {
     }
 }
 
+const SEED: u64 = 0x5EED;
 const CONN: ConnId = ConnId(0);
 
 impl Rig {
     /// An engine for this policy, with room for `buckets` identities.
     pub fn new(policy: &str, buckets: usize) -> Self {
-        const SEED: u64 = 0x5EED;
         let policy = file::parse(policy, "bench").expect("the bench's policy is valid");
         let rules = policy.rules.len();
         let (loaded, _) =
@@ -54,13 +61,96 @@ impl Rig {
         };
         let mut engine = Engine::new(&shared, settings, CoreCounters::new(rules), (0, 1));
         engine.opened(CONN);
-        Self { engine, output: Vec::with_capacity(1 << 20), now_ms: 1 }
+        Self {
+            engine,
+            output: Vec::with_capacity(1 << 20),
+            now_ms: 1,
+            link: None,
+            calls: Vec::with_capacity(1 << 20),
+            replies: Vec::with_capacity(1 << 20),
+        }
+    }
+
+    /// The same with the counts in one Redis, whose part the rig plays.
+    pub fn with_redis(policy: &str) -> Self {
+        let mut rig = Self::new(policy, 1 << 10);
+        let settings = Redis { urls: vec!["redis://127.0.0.1:6379".into()], ..Redis::default() };
+        let plan = StorePlan::new(&settings, 1, SEED).expect("the settings are valid").expect("there is a URL");
+        let redis = wire::Redis::new(plan.client, &plan.shards, 0, SEED, (plan.asker.deadline_us, 1_000))
+            .expect("no certificates are needed");
+        rig.engine = rig.engine.with_store(plan.asker, &plan.shards, redis);
+        let Some(Action::Connect { link, .. }) = rig.engine.next_link_action() else { panic!("it wants to connect") };
+        rig.tick();
+        rig.engine.link_connected(link);
+        rig.take_calls(link);
+        rig.engine.link_bytes_in(link, b"%1\r\n+proto\r\n:3\r\n");
+        rig.link = Some(link);
+        rig
+    }
+
+    /// One wake-up that asks, and one that brings the store's replies to it, which are given.
+    pub fn remote_round(&mut self, requests: &[u8], replies: &[u8]) -> &[u8] {
+        self.ask(requests);
+        self.hear(replies)
+    }
+
+    /// The same where the rig makes the replies: every bucket holds what is asked of it.
+    pub fn remote_round_trip(&mut self, requests: &[u8]) -> &[u8] {
+        self.ask(requests);
+        let mut replies = std::mem::take(&mut self.replies);
+        replies.clear();
+        grant_all(&self.calls, &mut replies);
+        self.replies = replies;
+        let replies = std::mem::take(&mut self.replies);
+        self.hear(&replies);
+        self.replies = replies;
+        &self.output
+    }
+
+    fn ask(&mut self, requests: &[u8]) {
+        self.tick();
+        self.engine.bytes_in(CONN, requests);
+        self.settle();
+        if let Some(link) = self.link {
+            self.take_calls(link);
+        }
+    }
+
+    fn hear(&mut self, replies: &[u8]) -> &[u8] {
+        self.tick();
+        if let Some(link) = self.link {
+            self.engine.link_bytes_in(link, replies);
+        }
+        self.settle();
+        self.output.clear();
+        self.engine.take_output(CONN, &mut self.output);
+        &self.output
+    }
+
+    fn settle(&mut self) {
+        loop {
+            self.engine.settle();
+            while self.engine.next_dirty().is_some() {}
+            if !self.engine.flush_store() {
+                return;
+            }
+        }
+    }
+
+    fn take_calls(&mut self, link: LinkId) {
+        self.calls.clear();
+        while self.engine.next_link_output().is_some() {}
+        self.engine.take_link_output(link, &mut self.calls);
+    }
+
+    fn tick(&mut self) {
+        self.now_ms += 1;
+        self.engine.tick(Now::of_ms(self.now_ms, 1_800_000_000_000));
     }
 
     /// One wake-up: these bytes in, the replies out.
     pub fn round(&mut self, requests: &[u8]) -> &[u8] {
-        self.now_ms += 1;
-        self.engine.tick(Now::of_ms(self.now_ms, 1_800_000_000_000));
+        self.tick();
         self.engine.bytes_in(CONN, requests);
         self.engine.settle();
         while self.engine.next_dirty().is_some() {}
@@ -69,6 +159,46 @@ impl Rig {
         &self.output
     }
 }
+
+/// The replies of a store in which every bucket holds what is asked of it.
+fn grant_all(calls: &[u8], replies: &mut Vec<u8>) {
+    // Of each call: `EVALSHA sha n key… mode (capacity refill period cost)…`.
+    for call in memchr::memmem::find_iter(calls, b"EVALSHA") {
+        let mut words = calls[call..].split(|&byte| byte == b'\n').skip(4).step_by(2);
+        let mut word = || words.next().map(|line| &line[..line.len() - 1]).expect("the call is whole");
+        let keys = usize::from(word()[0] - b'0');
+        for _ in 0..=keys {
+            word();
+        }
+        write!(replies, "*{}\r\n", 4 * keys).expect("memory takes it");
+        for _ in 0..keys {
+            let cost = [word(), word(), word(), word()][3];
+            write!(replies, ":{}\r\n:900\r\n:0\r\n:100\r\n", cost.escape_ascii()).expect("memory takes it");
+        }
+    }
+}
+
+/// What the store says of one bucket that had a token to give.
+pub const GRANTED: &str = ":1\r\n:999\r\n:0\r\n:1\r\n";
+
+/// Three rules of one identity, which one call covers, that apply to [`request`].
+pub const THREE_OF_ONE: &str = r#"
+[[rule]]
+name = "per-second"
+match = { path = "/v1/login", method = "POST" }
+per = ["key"]
+limit = { capacity = 1000, refill = 1000, period = "1s" }
+[[rule]]
+name = "per-minute"
+match = { path = "/v1/login" }
+per = ["key"]
+limit = { capacity = 10000, refill = 10000, period = "1m" }
+[[rule]]
+name = "per-hour"
+match = { method = "POST" }
+per = ["key"]
+limit = { capacity = 100000, refill = 100000, period = "1h" }
+"#;
 
 /// One rule that applies to [`request`].
 pub const ONE_RULE: &str = r#"

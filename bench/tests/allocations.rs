@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use sluice_bench::{ONE_RULE, Rig, THREE_RULES, pipeline, request};
+use sluice_bench::{ONE_RULE, Rig, THREE_OF_ONE, THREE_RULES, pipeline, request};
 
 struct Counting;
 
@@ -82,6 +82,27 @@ fn main() {
         let mut rig = Rig::new(policy, 1 << 16);
         let mut pass = || rounds.iter().map(|requests| rig.round(requests).len()).sum::<usize>();
         for _ in 0..20 {
+            pass();
+        }
+        let before = ALLOCATIONS.load(Relaxed);
+        let replies: usize = (0..100).map(|_| pass()).sum();
+        let allocations = ALLOCATIONS.load(Relaxed) - before;
+        assert!(replies > 0, "{name}: nothing was answered");
+        assert_eq!(allocations, 0, "{name}: allocations after warm-up");
+        println!("test {name} ... ok");
+    }
+    let remote = [
+        ("Redis-backed, one rule, depth 1", ONE_RULE, request(7)),
+        ("Redis-backed, one rule, depth 100", ONE_RULE, pipeline(100)),
+        ("Redis-backed, three rules of one identity", THREE_OF_ONE, pipeline(100)),
+        ("Redis-backed, three identities, one of them hot", THREE_RULES, pipeline(100)),
+        ("Redis-backed: prefix, shadow, rollout, override", EVERYTHING, pipeline(100)),
+    ];
+    let count = count + remote.len();
+    for (name, policy, requests) in remote {
+        let mut rig = Rig::with_redis(policy);
+        let mut pass = || rig.remote_round_trip(&requests).len();
+        for _ in 0..50 {
             pass();
         }
         let before = ALLOCATIONS.load(Relaxed);

@@ -145,7 +145,8 @@ impl StoreSnapshot {
         });
         counters(out, ("redis_calls_failed", "Calls to a shard that brought nothing, by why", None), failed)?;
         let help = "Round trips to a shard";
-        let mut metric = out.encode_descriptor("redis_round_trip", help, Some(&Unit::Seconds), MetricType::Histogram)?;
+        let mut metric =
+            out.encode_descriptor("redis_round_trip", help, Some(&Unit::Seconds), MetricType::Histogram)?;
         for shard in &self.shards {
             let histogram = RoundTrips(shard);
             histogram.encode(metric.encode_family(&[("shard", shard.name.as_str())])?)?;
