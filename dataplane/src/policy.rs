@@ -13,7 +13,7 @@ use policy_sync::{
 };
 use thiserror::Error;
 
-use crate::{decision::UNLIMITED, resp::reply::RuleReply};
+use crate::{decision::UNLIMITED, resp::reply::RuleReply, store::wire::LimitWords};
 
 /// A policy ready to decide with.
 pub struct LoadedPolicy {
@@ -63,6 +63,8 @@ pub struct RuleCard {
     pub mode: Mode,
     /// See [`CompiledRule::identity_group`].
     pub identity_group: u32,
+    /// The rule's own limit as the store's script takes it, where it grants one.
+    pub limit_words: Option<LimitWords>,
     /// What answers while the store does not.
     pub on_failure: OnFailure,
     /// The limit of its buckets in memory while the store does not answer. Meaningless where it grants no limit.
@@ -212,6 +214,10 @@ impl RuleCard {
             enforced,
             mode: rule.mode,
             identity_group: rule.identity_group,
+            limit_words: match &rule.allowance {
+                Grant::Limit(rate) => Some(LimitWords::new(rate)),
+                Grant::Deny | Grant::Exempt => None,
+            },
             on_failure: written.on_failure,
             local: stand_in(&rule.allowance, written.local, local),
             slot,

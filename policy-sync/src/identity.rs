@@ -19,6 +19,13 @@ pub const ENCODED_BYTES_MAX: usize = 128;
 /// `out` grows to three times the pairs' bytes before a long encoding is replaced.
 pub fn encode<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a [u8])>, out: &mut Vec<u8>) {
     let start = out.len();
+    encode_unshortened(pairs, out);
+    shorten(start, out);
+}
+
+/// The same, and as long as it comes: [`shorten`] is for the caller.
+pub(crate) fn encode_unshortened<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a [u8])>, out: &mut Vec<u8>) {
+    let start = out.len();
     for (name, value) in pairs {
         if out.len() > start {
             out.push(b'&');
@@ -30,11 +37,15 @@ pub fn encode<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a [u8])>, out: &mu
     if out.len() == start {
         out.push(b'*');
     }
-    shorten(start, out);
 }
 
-/// Replaces an encoding that is too long by its hash.
-fn shorten(start: usize, out: &mut Vec<u8>) {
+/// Appends a value as an identity has it.
+pub fn encode_value(value: &[u8], out: &mut Vec<u8>) {
+    percent_encode(value, out);
+}
+
+/// Replaces an encoding that begins at `start` and is too long by its hash.
+pub fn shorten(start: usize, out: &mut Vec<u8>) {
     if out.len() - start > ENCODED_BYTES_MAX {
         let hash = xxh3_128(&out[start..]);
         out.truncate(start);

@@ -97,6 +97,37 @@ fn rules() -> impl Strategy<Value = Vec<Rule>> {
     })
 }
 
+#[test]
+fn the_head_of_an_identity_and_the_last_value_are_the_identity() {
+    let policy = Policy { rules: vec![rule("r", &["key", "ip"]), rule("other", &["key"])], ..Policy::default() };
+    let snapshot = Snapshot::compile(&policy, SEED).unwrap();
+    // (attributes, rule, what is known of the identity when the last value is not)
+    type Case<'a> = (&'a [(&'a str, &'a [u8])], u32, Option<(&'a str, bool)>);
+    let cases: [Case<'_>; 4] = [
+        (&[("ip", b"1.2.3.4"), ("key", b"a b")], 0, Some(("ip=1.2.3.4&key=", true))),
+        (&[("key", b"a b"), ("ip", b"1.2.3.4")], 0, None),
+        (&[("key", b"a b"), ("ip", b"1.2.3.4")], 1, Some(("key=a%20b", false))),
+        (&[("ip", b""), ("key", b"")], 1, Some(("key=", true))),
+    ];
+    for (pairs, rule, expected) in cases {
+        let mut attributes = Attributes::default();
+        pairs.iter().for_each(|(name, value)| {
+            attributes.push(&snapshot, name.as_bytes(), value).unwrap();
+        });
+        let mut head = Vec::new();
+        let follows = snapshot.identity_head(rule, &attributes, true, &mut head);
+        assert_eq!(follows.map(|follows| (std::str::from_utf8(&head).unwrap(), follows)), expected);
+        if let Some(follows) = follows {
+            if follows {
+                policy_sync::identity::encode_value(pairs[1].1, &mut head);
+            }
+            let mut whole = Vec::new();
+            snapshot.encode_identity(rule, &attributes, &mut whole);
+            assert_eq!(head, whole);
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 

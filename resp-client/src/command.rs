@@ -65,9 +65,10 @@ impl<'b> Encoder<'b> {
         self
     }
 
-    /// Adds words that are written already.
+    /// Adds words that are written already, with their framing. It is the caller's business that they are as many as it says:
+    /// where they are not, the server closes the connection over a protocol error.
     #[inline]
-    pub(crate) fn written(&mut self, bytes: &[u8], words: u32) -> &mut Self {
+    pub fn written(&mut self, bytes: &[u8], words: u32) -> &mut Self {
         self.buffer.extend_from_slice(bytes);
         self.words += words;
         self

@@ -72,6 +72,6 @@ pub use self::{
     link::LinkId,
     reply::{Limits, OwnedReply, ProtocolError, Reply},
     script::{Script, ScriptId},
-    slot::{SLOTS, key_slot},
+    slot::{SLOTS, key_slot, tag_slot},
     tls::{TlsConfig, TlsError},
 };

@@ -10,6 +10,12 @@ pub fn key_slot(key: &[u8]) -> u16 {
     redis_protocol::redis_keyslot(key)
 }
 
+/// The slot of a key whose hash tag this is: all of it counts, whatever braces it has.
+#[inline]
+pub fn tag_slot(tag: &[u8]) -> u16 {
+    crc16::State::<crc16::XMODEM>::calculate(tag) % SLOTS
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -24,5 +30,6 @@ mod tests {
         assert_ne!(key_slot(b"foo{}{bar}"), key_slot(b"bar"));
         assert_eq!(key_slot(b"{"), key_slot(b"{"));
         assert_eq!(key_slot(b""), 0);
+        assert_eq!(tag_slot(b"user1000"), key_slot(b"{user1000}.following"));
     }
 }

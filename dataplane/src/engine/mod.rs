@@ -316,9 +316,17 @@ impl Engine {
     fn read(&mut self, conn: ConnId, bytes: &[u8]) -> usize {
         let mut at = 0;
         while at < bytes.len() {
-            if self.sessions[conn.index()].authenticated && self.remote.is_none() {
+            if self.sessions[conn.index()].authenticated {
                 // The run of requests that begin as earlier ones did; nothing in it can change the session.
+                if self.remote.is_some() {
+                    while !self.sessions[conn.index()].paused
+                        && let Some(len) = self.recall_remote(conn, &bytes[at..])
+                    {
+                        at += len;
+                    }
+                }
                 while self.pending.len() < BATCH_CHECKS_MAX
+                    && self.remote.is_none()
                     && let Some(len) = self.recall_check(conn, &bytes[at..])
                 {
                     at += len;
@@ -447,6 +455,12 @@ impl Engine {
             return Ok(Some(()));
         }
         if self.remote.is_some() {
+            let head = self.identity_head(before, &attributes, last_is_known, cost);
+            let (snapshot, applied) = (&self.policy.snapshot, &self.applied[before..]);
+            if head.is_some() {
+                let recipe = || snapshot.recipe(&attributes, last_is_known, applied);
+                self.recall.learn(&bytes[..last_at], cost, (None, head), self.generation, recipe);
+            }
             self.ask(conn, cost, before, &attributes);
             return Ok(Some(()));
         }
@@ -460,7 +474,7 @@ impl Engine {
             _ => None,
         };
         let recipe = || snapshot.recipe(&attributes, last_is_known, applied);
-        self.recall.learn(&bytes[..last_at], cost, one, self.generation, recipe);
+        self.recall.learn(&bytes[..last_at], cost, (one, None), self.generation, recipe);
         // At most `RULES_PER_CHECK_MAX`.
         self.pending.push(Pending { conn, cost, ask: Ask::Check { rules: applied.len() as u32 } });
         Ok(Some(()))

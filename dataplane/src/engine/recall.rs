@@ -6,7 +6,7 @@
 //! a recipe is only made where the last value decides nothing but whose bucket it is, so the outcome is the same; a test
 //! holds both ways against each other. A new policy makes every entry stale at once, by its generation.
 
-use policy_sync::snapshot::recipe::Recipe;
+use policy_sync::{identity, snapshot::recipe::Recipe};
 
 /// Beginnings that a core remembers; a power of two. Each takes half a kilobyte.
 const SLOTS: usize = 64;
@@ -28,9 +28,42 @@ pub(super) struct Entry {
     pub(super) cost: u32,
     /// The rule, where it is the only one and enforces its own limit.
     pub(super) one: Option<u32>,
+    /// Where the store counts: how the identity begins.
+    pub(super) head: Option<IdentityHead>,
     len: u16,
     patience: u8,
     prefix: [u8; PREFIX_BYTES_MAX],
+}
+
+/// The encoded identity of a check's rules up to the last value.
+#[derive(Clone, Copy)]
+pub(super) struct IdentityHead {
+    bytes: [u8; HEAD_BYTES_MAX],
+    len: u8,
+    /// Whether the value follows.
+    value_follows: bool,
+}
+
+/// Longer beginnings of an identity are not remembered.
+const HEAD_BYTES_MAX: usize = 64;
+
+impl IdentityHead {
+    pub(super) fn new(head: &[u8], value_follows: bool) -> Option<Self> {
+        let mut bytes = [0; HEAD_BYTES_MAX];
+        bytes.get_mut(..head.len())?.copy_from_slice(head);
+        Some(Self { bytes, len: head.len() as u8, value_follows })
+    }
+
+    /// Appends the identity with this last value.
+    #[inline]
+    pub(super) fn write(&self, value: &[u8], out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend_from_slice(&self.bytes[..usize::from(self.len)]);
+        if self.value_follows {
+            identity::encode_value(value, out);
+            identity::shorten(start, out);
+        }
+    }
 }
 
 /// The cache of one core.
@@ -45,6 +78,7 @@ impl Recall {
             recipe: Recipe::default(),
             cost: 0,
             one: None,
+            head: None,
             len: 0,
             patience: 0,
             prefix: [0; PREFIX_BYTES_MAX],
@@ -70,7 +104,7 @@ impl Recall {
         &mut self,
         prefix: &[u8],
         cost: u32,
-        one: Option<u32>,
+        (one, head): (Option<u32>, Option<IdentityHead>),
         generation: u64,
         recipe: impl FnOnce() -> Option<Recipe>,
     ) {
@@ -84,7 +118,7 @@ impl Recall {
             return;
         }
         if let Some(recipe) = recipe() {
-            *entry = Entry { generation, recipe, cost, one, len, patience: 1, prefix: entry.prefix };
+            *entry = Entry { generation, recipe, cost, one, head, len, patience: 1, prefix: entry.prefix };
             entry.prefix[..prefix.len()].copy_from_slice(prefix);
         }
     }

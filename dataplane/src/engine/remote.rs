@@ -9,10 +9,10 @@
 
 use std::collections::VecDeque;
 
-use policy_sync::snapshot::Attributes;
+use policy_sync::snapshot::{Applied, Attributes};
 use resp_client::{Action, LinkId};
 
-use super::{ConnId, Engine, RuleReply, mark, pause_behind};
+use super::{ConnId, Engine, RuleReply, mark, pause_behind, recall::IdentityHead};
 use crate::{
     decision::{Answer, Verdict},
     engine::session::Session,
@@ -20,6 +20,7 @@ use crate::{
     policy::LoadedPolicy,
     resp::{
         command::{Dialect, Throttle},
+        frame::Cursor,
         reply,
     },
     store::{Asked, CheckId, Question, Store, Surroundings, ThrottleBucket, wire::Redis},
@@ -103,6 +104,57 @@ impl Engine {
         let asked = remote.store.ask(&mut around, &remote.redis, question, &self.applied[first..], attributes);
         self.applied.truncate(first);
         self.answered(conn, Asker::Check, asked);
+    }
+
+    /// How the identity begins that all rules of a check have, where they all enforce limits of their own and it is one.
+    pub(super) fn identity_head(
+        &mut self,
+        first: usize,
+        attributes: &Attributes<'_>,
+        last_is_known: bool,
+        cost: u32,
+    ) -> Option<IdentityHead> {
+        let applied = &self.applied[first..];
+        let cards = &self.policy.cards;
+        let group = cards[applied.first()?.rule as usize].identity_group;
+        let is_plain = |one: &Applied| {
+            let card = &cards[one.rule as usize];
+            one.override_index == Applied::NO_OVERRIDE && card.enforced.is_some() && card.identity_group == group
+        };
+        if cost == 0 || !applied.iter().all(is_plain) {
+            return None;
+        }
+        self.scratch.clear();
+        let (rule, snapshot) = (applied[0].rule, &self.policy.snapshot);
+        let follows = snapshot.identity_head(rule, attributes, last_is_known, &mut self.scratch)?;
+        IdentityHead::new(&self.scratch, follows)
+    }
+
+    /// A CHECK that begins as an earlier one did, and goes to the store the same way; returns where it ends. `None` where
+    /// it does not, or is not complete.
+    #[inline]
+    pub(super) fn recall_remote(&mut self, conn: ConnId, bytes: &[u8]) -> Option<usize> {
+        let (entry, len) = self.recall.find(bytes, self.generation)?;
+        let head = entry.head.as_ref()?;
+        let mut cursor = Cursor::new(&bytes[len..]);
+        // What is wrong or incomplete is for the long way to say.
+        let value = cursor.bulk(&self.settings.request).ok()??;
+        let first = self.applied.len();
+        self.policy.snapshot.follow(&entry.recipe, value, &mut self.applied);
+        let remote = self.remote.as_mut()?;
+        let question = Question { conn, cost: entry.cost, now_us: self.now.mono_us };
+        let mut around = Surroundings {
+            table: &self.table,
+            table_counts: &mut self.table_counts,
+            counters: &self.counters,
+            now_ms: self.now.mono_ms,
+        };
+        let applied = &self.applied[first..];
+        let write = |identity: &mut Vec<u8>| head.write(value, identity);
+        let asked = remote.store.ask_known(&mut around, &remote.redis, question, applied, write);
+        self.applied.truncate(first);
+        self.answered(conn, Asker::Check, asked);
+        Some(len + cursor.consumed())
     }
 
     /// Asks the store for a throttle call.

@@ -43,6 +43,7 @@ use self::{
     pool::Handle,
     shards::{ShardId, Shards},
     tables::{Group, PartState, Tables},
+    wire::LimitWords,
 };
 use crate::{
     buckets::{BucketTable, TableCounts},
@@ -106,6 +107,8 @@ pub struct Bucket {
     pub key_end: u32,
     /// The limit in force.
     pub rate: Rate,
+    /// The same as the script's arguments.
+    pub limit: LimitWords,
     /// Index of its rule, or [`NO_RULE`].
     rule: u32,
     /// The override in force, or [`Applied::NO_OVERRIDE`].
@@ -240,18 +243,36 @@ impl Store {
         applied: &[Applied],
         attributes: &Attributes<'_>,
     ) -> Asked {
+        self.desk().ask(around, calls, question, applied, attributes)
+    }
+
+    /// The same where an earlier check has shown that all its rules enforce limits of their own, for one identity, which
+    /// `write_identity` writes.
+    #[inline]
+    pub fn ask_known(
+        &mut self,
+        around: &mut Surroundings<'_>,
+        calls: &impl Calls,
+        question: Question,
+        applied: &[Applied],
+        write_identity: impl FnOnce(&mut Vec<u8>),
+    ) -> Asked {
+        self.desk().ask_known(around, calls, question, applied, write_identity)
+    }
+
+    #[inline]
+    fn desk(&mut self) -> Desk<'_> {
         let Some((generation, policy)) = self.policies.back() else {
             unreachable!("the policy in force is always there");
         };
-        let mut desk = Desk {
+        Desk {
             settings: &self.settings,
             tables: &mut self.tables,
             arrivals: &mut self.arrivals,
             identity: &mut self.identity,
             generation: *generation,
             policy,
-        };
-        desk.ask(around, calls, question, applied, attributes)
+        }
     }
 
     /// The same for a throttle call.
@@ -262,18 +283,7 @@ impl Store {
         question: Question,
         bucket: &ThrottleBucket<'_>,
     ) -> Asked {
-        let Some((generation, policy)) = self.policies.back() else {
-            unreachable!("the policy in force is always there");
-        };
-        let mut desk = Desk {
-            settings: &self.settings,
-            tables: &mut self.tables,
-            arrivals: &mut self.arrivals,
-            identity: &mut self.identity,
-            generation: *generation,
-            policy,
-        };
-        desk.throttle(around, calls, question, bucket)
+        self.desk().throttle(around, calls, question, bucket)
     }
 
     /// Sends what the wake-up has produced: one call for each group of buckets that has something to ask and no call
@@ -673,7 +683,9 @@ impl Desk<'_> {
             // One part for all rules of an identity, when the first of them comes.
             let is_first = || !applied[..at].iter().any(|other| shares_identity(self.policy, one, other));
             if is_enforced_limit(self.policy, one) && is_first() {
-                let group = self.group(calls, &applied[at..], Some(one), attributes);
+                let group = self.group(calls, &applied[at..], Some(one), |policy, rule, identity| {
+                    policy.snapshot.encode_identity(rule, attributes, identity);
+                });
                 let part = group.and_then(|group| self.tables.part(Some(check), group, question.cost));
                 let Some(part) = part else {
                     self.unwind(check);
@@ -689,6 +701,29 @@ impl Desk<'_> {
         self.go(check, question)
     }
 
+    /// A check of which it is known that all its rules enforce limits of their own, for one identity.
+    #[inline]
+    fn ask_known(
+        &mut self,
+        around: &mut Surroundings<'_>,
+        calls: &impl Calls,
+        question: Question,
+        applied: &[Applied],
+        write_identity: impl FnOnce(&mut Vec<u8>),
+    ) -> Asked {
+        let Some(check) = self.begin(question) else {
+            return Asked::Now(self.overloaded(around, question, applied));
+        };
+        let group = self.group(calls, applied, applied.first(), |_, _, identity| write_identity(identity));
+        let Some(part) = group.and_then(|group| self.tables.part(Some(check), group, question.cost)) else {
+            self.unwind(check);
+            return Asked::Now(self.overloaded(around, question, applied));
+        };
+        let entry = &mut self.tables.checks[check];
+        (entry.parts, entry.outstanding) = (Some(part), 1);
+        self.go(check, question)
+    }
+
     fn throttle(
         &mut self,
         around: &mut Surroundings<'_>,
@@ -699,6 +734,7 @@ impl Desk<'_> {
         let bucket = Bucket {
             key_end: 0,
             rate: throttle.rate,
+            limit: LimitWords::new(&throttle.rate),
             rule: NO_RULE,
             override_index: Applied::NO_OVERRIDE,
             local_key: throttle.hash,
@@ -803,7 +839,9 @@ impl Desk<'_> {
             if self.policy.cards[one.rule as usize].mode != Mode::Shadow || bucket_of(self.policy, one).is_none() {
                 continue;
             }
-            let group = self.group(calls, std::slice::from_ref(one), None, attributes);
+            let group = self.group(calls, std::slice::from_ref(one), None, |policy, rule, identity| {
+                policy.snapshot.encode_identity(rule, attributes, identity);
+            });
             let Some(part) = group.and_then(|group| self.tables.part(check, group, question.cost)) else {
                 around.counters.shadow_unknown.add(1);
                 continue;
@@ -821,12 +859,13 @@ impl Desk<'_> {
     }
 
     /// The group of the buckets of one identity: of the first rule alone, or of all that enforce and share `with`'s.
+    #[inline]
     fn group(
         &mut self,
         calls: &impl Calls,
         applied: &[Applied],
         with: Option<&Applied>,
-        attributes: &Attributes<'_>,
+        write_identity: impl FnOnce(&LoadedPolicy, u32, &mut Vec<u8>),
     ) -> Option<Handle> {
         let (policy, generation) = (self.policy, self.generation);
         let members = |one: &&Applied| with.is_none_or(|with| shares_identity(policy, with, one));
@@ -839,7 +878,7 @@ impl Desk<'_> {
         let identity = &mut *self.identity;
         self.tables.group(hash, |group| {
             identity.clear();
-            policy.snapshot.encode_identity(first, attributes, identity);
+            write_identity(policy, first, identity);
             (group.policy, group.slot) = (generation, calls.slot(identity));
             for bucket in buckets {
                 append_bucket(group, identity, &policy.snapshot.rules()[bucket.rule as usize].name, bucket);
@@ -862,7 +901,18 @@ fn shares_identity(policy: &LoadedPolicy, one: &Applied, other: &Applied) -> boo
 
 fn bucket_of(policy: &LoadedPolicy, one: &Applied) -> Option<Bucket> {
     let Grant::Limit(rate) = policy.snapshot.grant(*one) else { return None };
-    Some(Bucket { key_end: 0, rate: *rate, rule: one.rule, override_index: one.override_index, local_key: one.key })
+    let limit = match policy.cards[one.rule as usize].limit_words {
+        Some(words) if one.override_index == Applied::NO_OVERRIDE => words,
+        _ => LimitWords::new(rate),
+    };
+    Some(Bucket {
+        key_end: 0,
+        rate: *rate,
+        limit,
+        rule: one.rule,
+        override_index: one.override_index,
+        local_key: one.key,
+    })
 }
 
 /// Appends a bucket, and its key: `rl:{<identity>}:<rule>`.

@@ -519,3 +519,27 @@ fn checks_that_wait_go_on_under_their_policy() {
     rig.store.adopt(&policy, 40);
     assert_eq!(rig.store.policies.len(), 1);
 }
+
+#[test]
+fn a_check_that_is_known_meets_the_others_of_its_identity() {
+    let mut rig = Rig::new();
+    let first = rig.ask(KEY);
+    let policy = Arc::clone(&rig.policy);
+    let mut attributes = Attributes::default();
+    KEY.iter().for_each(|(name, value)| {
+        attributes.push(&policy.snapshot, name.as_bytes(), value.as_bytes()).unwrap();
+    });
+    let mut applied = Vec::new();
+    policy.snapshot.applying(&attributes, 0, &mut Vec::new(), &mut applied).unwrap();
+    let question = Question { conn: ConnId(0), cost: 1, now_us: rig.now_us };
+    let (store, fake, mut around) = rig.parts();
+    let write = |identity: &mut Vec<u8>| identity.extend_from_slice(b"key=a");
+    let Asked::Later(second) = store.ask_known(&mut around, fake, question, &applied, write) else {
+        panic!("it has to wait")
+    };
+    rig.flush();
+    assert_eq!((rig.fake.sent.len(), rig.fake.sent[0].cost), (1, 2));
+    rig.answer();
+    assert_eq!(rig.read(&[first, second]), [(Answer::Allow, 9), (Answer::Allow, 8)]);
+    rig.assert_empty();
+}

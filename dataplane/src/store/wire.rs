@@ -5,7 +5,10 @@
 
 use std::sync::Arc;
 
-use resp_client::{Action, CallError, Client, Completion, Config, Error, LinkId, Micros, Reply, Script, ScriptId};
+use policy_sync::rate::Rate;
+use resp_client::{
+    Action, CallError, Client, Completion, Config, Encoder, Error, LinkId, Micros, Reply, Script, ScriptId,
+};
 
 use super::{
     Call, Calls, Store, Surroundings, TakeMode,
@@ -31,6 +34,44 @@ pub fn token_bucket(as_function: bool) -> Script {
         Script::as_function(library, "sluice_token_bucket")
     } else {
         Script::by_hash(TOKEN_BUCKET)
+    }
+}
+
+/// A limit as the script's arguments, as they go over the wire: made once, and copied as one block.
+#[derive(Clone, Copy, Debug)]
+pub struct LimitWords {
+    bytes: [u8; LIMIT_WORDS_BYTES],
+    len: u8,
+}
+
+/// Three words of at most ten digits each, with their framing: `$10\r\n2147483647\r\n`.
+const LIMIT_WORDS_BYTES: usize = 3 * 17;
+
+impl LimitWords {
+    /// The words of a limit.
+    pub fn new(rate: &Rate) -> Self {
+        let mut words = Self { bytes: [0; LIMIT_WORDS_BYTES], len: 0 };
+        let mut digits = itoa::Buffer::new();
+        for number in [rate.capacity, rate.refill, rate.period_ms] {
+            let text = digits.format(number).as_bytes();
+            words.put(b"$");
+            words.put(itoa::Buffer::new().format(text.len()).as_bytes());
+            words.put(b"\r\n");
+            words.put(text);
+            words.put(b"\r\n");
+        }
+        words
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        let at = usize::from(self.len);
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        // At most `LIMIT_WORDS_BYTES`.
+        self.len += bytes.len() as u8;
+    }
+
+    fn append(&self, command: &mut Encoder<'_>) {
+        command.written(&self.bytes[..usize::from(self.len)], 3);
     }
 }
 
@@ -152,7 +193,7 @@ impl Calls for Redis {
     #[inline]
     fn slot(&self, tag: &[u8]) -> u16 {
         // Of the tag alone: its braces are added later, and there are none within.
-        resp_client::key_slot(tag)
+        resp_client::tag_slot(tag)
     }
 
     #[inline]
@@ -182,14 +223,17 @@ impl Calls for Redis {
                     command.word(&call.keys[from..end]);
                     from = end;
                 }
-                command.word(match call.take {
-                    TakeMode::Exactly => b"exact",
-                    TakeMode::UpTo => b"upto",
-                    TakeMode::Back => b"back",
-                });
+                match call.take {
+                    TakeMode::Exactly => command.written(b"$5\r\nexact\r\n", 1),
+                    TakeMode::UpTo => command.written(b"$4\r\nupto\r\n", 1),
+                    TakeMode::Back => command.written(b"$4\r\nback\r\n", 1),
+                };
                 for bucket in call.buckets {
-                    let rate = &bucket.rate;
-                    command.integer(rate.capacity).integer(rate.refill).integer(rate.period_ms).integer(call.cost);
+                    bucket.limit.append(command);
+                    match call.cost {
+                        1 => command.written(b"$1\r\n1\r\n", 1),
+                        cost => command.integer(cost),
+                    };
                 }
             },
         );
@@ -225,7 +269,7 @@ impl Book {
                 }
                 self.integers.clear();
                 if let Reply::Array(items) = reply {
-                    self.integers.extend((*items).map_while(|item| item.as_integer()));
+                    self.integers.extend(items.integers().map_while(|integer| integer));
                 }
                 store.completed(around, done.token, shard, Ok(&self.integers));
             }

@@ -58,6 +58,38 @@ impl Snapshot {
         Some(recipe)
     }
 
+    /// Appends the encoded identity of a rule up to the last attribute's value, which is all of it where that attribute is
+    /// not in it. Returns `None` where the value stands in the middle, else whether it has to follow.
+    pub fn identity_head(
+        &self,
+        rule: u32,
+        attributes: &Attributes<'_>,
+        last_is_known: bool,
+        out: &mut Vec<u8>,
+    ) -> Option<bool> {
+        let rule = &self.rules[rule as usize];
+        let last = if last_is_known { attributes.known.last() } else { None };
+        let place = last
+            .and_then(|last| rule.per_sorted.iter().position(|&position| rule.per[usize::from(position)] == last.name));
+        match place {
+            Some(place) if place + 1 != rule.per_sorted.len() => None,
+            Some(_) => {
+                let pairs = self.identity(rule, attributes.view());
+                let follows = last.map_or(0, |last| last.value.len());
+                let start = out.len();
+                crate::identity::encode_unshortened(pairs, out);
+                let mut value = Vec::with_capacity(3 * follows);
+                crate::identity::encode_value(last.map_or(&[][..], |last| last.value), &mut value);
+                out.truncate((out.len() - value.len()).max(start));
+                Some(true)
+            }
+            None => {
+                crate::identity::encode(self.identity(rule, attributes.view()), out);
+                Some(false)
+            }
+        }
+    }
+
     /// The bucket's key of the request with this last value, by a recipe of one rule.
     #[inline(always)]
     pub fn follow_one(&self, recipe: &Recipe, last_value: &[u8]) -> u64 {

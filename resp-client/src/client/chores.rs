@@ -28,9 +28,8 @@ impl Client {
 
     /// When [`Client::tick`] is to be called next, at the latest; `None` if nothing will be due.
     pub fn next_tick(&self) -> Option<Micros> {
-        let links = self.links.iter().map(|link| link.next_tick(&self.config)).min().unwrap_or(Micros::NEVER);
         let paused = self.paused.front().map_or(Micros::NEVER, |(at, _)| *at);
-        let next = links.min(paused).min(self.calls.next_due()).min(self.next_look());
+        let next = self.next_link_tick().min(paused).min(self.calls.next_due()).min(self.next_look());
         (next != Micros::NEVER).then_some(next)
     }
 
@@ -57,8 +56,14 @@ impl Client {
             self.look_at(index, now, on);
         }
         self.look_around(now);
-        // Not later than the next tick that anybody is told of.
-        self.chores_at = self.chores_at.min(now + Micros::from_millis(LOOK_MS));
+        // A tick that comes when `next_tick` says must find its work: whatever moves a link's time forward, or the next
+        // look's, sets this back.
+        let latest = now + Micros::from_millis(LOOK_MS.min(self.config.stall_ms));
+        self.chores_at = self.chores_at.min(latest).min(self.next_link_tick()).min(self.next_look());
+    }
+
+    fn next_link_tick(&self) -> Micros {
+        self.links.iter().map(|link| link.next_tick(&self.config)).min().unwrap_or(Micros::NEVER)
     }
 
     fn look_at(&mut self, index: usize, now: Micros, on: &mut dyn FnMut(Completion<'_>)) {

@@ -39,6 +39,7 @@ impl Client {
         self.refresh.wanted = true;
         self.watch.wanted = true;
         self.look_around(now);
+        self.chores_at = self.chores_at.min(self.next_look());
     }
 
     /// A link is gone.
@@ -59,11 +60,15 @@ impl Client {
         if self.sentinels > 0 {
             return self.look_at_sentinel(now);
         }
-        let due = self.refresh.wanted && now >= self.refresh.not_before || now >= self.refresh.next_at;
-        if !self.is_cluster() || !due || self.refresh.asked.is_some() {
+        if !self.is_cluster() || self.refresh.asked.is_some() {
             return;
         }
         let Some(index) = self.next_in_turn() else { return self.want_seeds() };
+        let due = self.refresh.wanted && now >= self.refresh.not_before || now >= self.refresh.next_at;
+        if !due {
+            return;
+        }
+        self.refresh.turn = index + 1;
         self.refresh.wanted = false;
         self.refresh.asked = Some(index);
         let pause = self.chance.spread(Micros::from_millis(self.config.refresh_ms_min), 50);

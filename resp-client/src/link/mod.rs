@@ -220,12 +220,6 @@ impl Link {
         entry.end <= self.offered
     }
 
-    /// Whether there is something to send.
-    #[inline]
-    pub(crate) fn has_output(&self) -> bool {
-        self.head < self.output.len() || self.tls.is_some()
-    }
-
     /// What is to be sent; from now on it counts as possibly sent.
     #[inline]
     pub(crate) fn output(&mut self) -> Result<&[u8], String> {

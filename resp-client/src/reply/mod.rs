@@ -158,6 +158,14 @@ impl<'a> Reply<'a> {
     /// The reply in bytes that the scanner has walked.
     #[inline]
     pub(crate) fn of_whole(bytes: &'a [u8]) -> Self {
+        // An aggregate that is all there is ends where the bytes end: no need to walk its items to find that out.
+        if let Some(&kind @ (b'*' | b'~' | b'>' | b'%')) = bytes.first() {
+            let (line, start) = line(bytes);
+            if let Some(count) = length(line) {
+                let left = if kind == b'%' { count * 2 } else { count };
+                return read_aggregate(kind, Items { bytes: &bytes[start..], left });
+            }
+        }
         read(bytes).0
     }
 

@@ -110,10 +110,10 @@ impl Scanner {
     fn item(&mut self, buffer: &[u8], limits: &Limits) -> Result<Item, ProtocolError> {
         let rest = &buffer[self.position..];
         let Some(&kind) = rest.first() else { return Ok(Item::Incomplete) };
-        if kind == b':' {
-            if let Some(length) = short_integer(rest) {
-                return Ok(Item::Whole(self.position + length));
-            }
+        if kind == b':'
+            && let Some(length) = short_integer(rest)
+        {
+            return Ok(Item::Whole(self.position + length));
         }
         self.any_item(buffer, kind, limits)
     }
