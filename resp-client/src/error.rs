@@ -119,6 +119,51 @@ impl Error<'_> {
     }
 }
 
+/// Why a call did not get a reply, in a form that can be kept: either it was refused, or it failed.
+#[derive(Clone, Debug, PartialEq, Eq, ThisError)]
+#[non_exhaustive]
+pub enum OwnedError {
+    /// It was not accepted.
+    #[error(transparent)]
+    Refused(#[from] CallError),
+    /// [`Error::Timeout`].
+    #[error("no reply by the deadline")]
+    Timeout,
+    /// [`Error::Disconnected`].
+    #[error("the link went down before the reply")]
+    Disconnected,
+    /// [`Error::NotConnected`].
+    #[error("no link to the shard is up")]
+    NotConnected,
+    /// [`Error::OutputFull`].
+    #[error("the link's output is full (setting output_bytes_max)")]
+    OutputFull,
+    /// [`Error::Protocol`].
+    #[error("protocol error: {0}")]
+    Protocol(ProtocolError),
+    /// [`Error::Server`].
+    #[error("{}", Text(text))]
+    Server {
+        /// Which.
+        code: Code,
+        /// In its words.
+        text: Vec<u8>,
+    },
+}
+
+impl From<Error<'_>> for OwnedError {
+    fn from(error: Error<'_>) -> Self {
+        match error {
+            Error::Timeout => Self::Timeout,
+            Error::Disconnected => Self::Disconnected,
+            Error::NotConnected => Self::NotConnected,
+            Error::OutputFull => Self::OutputFull,
+            Error::Protocol(error) => Self::Protocol(error),
+            Error::Server { code, text } => Self::Server { code, text: text.0.to_vec() },
+        }
+    }
+}
+
 /// The words of an error, which need not be text.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Text<'a>(pub &'a [u8]);

@@ -1,7 +1,7 @@
 //! A pipelined RESP client for one Redis, for the primary that Sentinel names, and for a cluster.
 //!
 //! Everything that thinks is **sans-I/O**: bytes, the time and the seed of chance come in as arguments; completions and
-//! bytes go out. So the same code runs under an io_uring driver, under glommio (`runner`), and in a test with a scripted
+//! bytes go out. So the same code runs under an io_uring driver, under glommio (the module `runner`), and in a test with a scripted
 //! peer and a clock of its own. In the steady state nothing allocates: calls live in a table of fixed size, replies are
 //! read in the buffer they arrived in.
 //!
@@ -13,7 +13,7 @@
 //!
 //! // Whoever owns the sockets does what the client asks for,
 //! let Some(Action::Connect { link, .. }) = client.poll_action() else { panic!("it wants to connect") };
-//! client.connected(link, Micros(50));
+//! client.connected(link, Micros(50), &mut |_| ());
 //! // sends its output (here the handshake),
 //! let sent = client.output(link).len();
 //! client.sent(link, sent);
@@ -47,7 +47,7 @@
 //! 6. [`error`]: what an error means for the caller.
 //! 7. `topology`: which node has which slots.
 //!
-//! Beside that way stand `pubsub`, a subscriber of its own, `tls`, [`script`] and [`counters`].
+//! Beside that way stand [`pubsub`], a subscriber of its own, `tls`, [`script`] and [`counters`].
 
 mod client;
 mod clock;
@@ -56,7 +56,10 @@ pub mod config;
 pub mod counters;
 pub mod error;
 mod link;
+pub mod pubsub;
 pub mod reply;
+#[cfg(feature = "glommio")]
+pub mod runner;
 pub mod script;
 mod slot;
 mod tls;
@@ -68,7 +71,7 @@ pub use self::{
     command::Encoder,
     config::{Address, Config, Credentials, Mode, Protocol, Secret, UrlError},
     counters::{Counters, ShardCounters},
-    error::{CallError, Code, Error, LinkError, Meaning},
+    error::{CallError, Code, Error, LinkError, Meaning, OwnedError},
     link::LinkId,
     reply::{Limits, OwnedReply, ProtocolError, Reply},
     script::{Script, ScriptId},

@@ -128,6 +128,11 @@ impl Tls {
         Ok(())
     }
 
+    /// Encrypted bytes that wait to be sent.
+    pub(crate) fn waiting(&self) -> usize {
+        self.output.len()
+    }
+
     pub(crate) fn output(&mut self) -> &mut Vec<u8> {
         &mut self.output
     }

@@ -234,7 +234,7 @@ impl Engine {
 
     /// A connection to a shard was made.
     pub fn link_connected(&mut self, link: LinkId) {
-        self.with_remote(|redis, _, _| redis.connected(link));
+        self.with_remote(|redis, store, around| redis.connected(store, around, link));
     }
 
     /// A connection to a shard could not be made.

@@ -152,8 +152,9 @@ impl Redis {
     }
 
     /// A connection was made.
-    pub fn connected(&mut self, link: LinkId) {
-        self.client.connected(link, self.now);
+    pub fn connected(&mut self, store: &mut Store, around: &mut Surroundings<'_>, link: LinkId) {
+        let Self { client, book, now, .. } = self;
+        client.connected(link, *now, &mut |done| book.completed(store, around, *now, &done));
     }
 
     /// A connection could not be made.

@@ -8,9 +8,9 @@ use super::{Client, NONE};
 use crate::{
     clock::Micros,
     config::Mode,
-    error::LinkError,
+    error::{Code, LinkError},
     link::Asked,
-    reply::Reply,
+    reply::{ProtocolError, Reply},
     topology::{self, Range},
 };
 
@@ -27,11 +27,19 @@ pub(super) struct Refresh {
     next_at: Micros,
     /// The link that is asked next, if it is up.
     turn: usize,
+    /// Why the last question had no usable answer.
+    problem: Option<LinkError>,
 }
 
 impl Client {
     fn is_cluster(&self) -> bool {
         matches!(self.config.mode, Mode::Cluster { .. })
+    }
+
+    /// Why the last question for the topology had no usable answer: the node is in no cluster, or the cluster has no
+    /// slots.
+    pub fn topology_problem(&self) -> Option<&LinkError> {
+        self.refresh.problem.as_ref()
     }
 
     /// Something hints at a change of the topology: looks as soon as it may.
@@ -127,14 +135,14 @@ impl Client {
         self.refresh.asked = None;
         match ranges {
             Some(ranges) if !ranges.is_empty() => {
-                self.links[index].problem = None;
+                self.refresh.problem = None;
                 self.apply(&ranges);
             }
             _ => {
-                if let Reply::Error(text) = reply {
-                    let code = crate::error::Code::of(text);
-                    self.links[index].problem = Some(LinkError::Refused { code, text: text.to_vec() });
-                }
+                self.refresh.problem = Some(match reply {
+                    Reply::Error(text) => LinkError::Refused { code: Code::of(text), text: text.to_vec() },
+                    _ => LinkError::Protocol(ProtocolError::Unexpected),
+                });
                 self.counters.refresh_failures += 1;
                 self.refresh.wanted = true;
                 self.want_seeds();

@@ -9,7 +9,7 @@ use crate::{
 
 impl Client {
     /// The connection of [`Action::Connect`] is made.
-    pub fn connected(&mut self, link: LinkId, now: Micros) {
+    pub fn connected(&mut self, link: LinkId, now: Micros, on: &mut impl FnMut(Completion<'_>)) {
         let Some(index) = self.live(link) else { return };
         if !matches!(self.links[index].state, State::Connecting { .. }) {
             return;
@@ -18,12 +18,11 @@ impl Client {
         let until = now + Micros::from_millis(self.config.handshake_ms);
         let target = &mut self.links[index];
         if let Err(why) = target.connected(self.tls.as_ref(), until) {
-            // No call can be on this link yet, but some may wait for it.
-            self.close(index, LinkError::Tls(why), now, &mut |_| ());
+            self.close(index, LinkError::Tls(why), now, on);
             return;
         }
         let progress = link::begin(target, &self.config, now);
-        self.progress(index, progress, now, &mut |_| ());
+        self.progress(index, progress, now, on);
         self.list(index);
     }
 

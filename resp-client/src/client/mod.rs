@@ -39,7 +39,7 @@ const NONE: u16 = u16::MAX;
 pub struct ShardIndex(pub u16);
 
 /// The end of a call. Each accepted call has exactly one.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Completion<'a> {
     /// What the caller gave.
     pub token: u64,
@@ -224,6 +224,7 @@ impl Client {
         let id = accept(&mut self.calls);
         self.send(id, link, now);
         self.counters.shards[link - self.sentinels].calls += 1;
+        self.counters.in_flight = self.calls.len();
         Ok(())
     }
 
@@ -296,6 +297,7 @@ impl Client {
         let (token, sent_at) = (call.token, call.sent_at);
         let shard = usize::from(call.link).checked_sub(self.sentinels);
         self.calls.free(id);
+        self.counters.in_flight = self.calls.len();
         if let Some(counters) = shard.and_then(|shard| self.counters.shards.get_mut(shard)) {
             match &outcome {
                 Ok(_) => counters.replies += 1,
@@ -320,6 +322,11 @@ impl Client {
     /// A shard's address: `host:port`, or the path of a Unix socket. Empty for a shard that was never there.
     pub fn shard_name(&self, shard: ShardIndex) -> &str {
         self.links.get(self.sentinels + usize::from(shard.0)).map_or("", |link| &link.name)
+    }
+
+    /// A shard's address.
+    pub fn shard_address(&self, shard: ShardIndex) -> Option<&Address> {
+        self.links.get(self.sentinels + usize::from(shard.0)).map(|link| &link.address)
     }
 
     /// Shards that have an index: all below this number. At most [`Config::shards_max`].
@@ -361,8 +368,7 @@ impl Client {
     }
 
     /// What was done so far.
-    pub fn counters(&mut self) -> &Counters {
-        self.counters.in_flight = self.calls.len();
+    pub fn counters(&self) -> &Counters {
         &self.counters
     }
 

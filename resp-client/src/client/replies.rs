@@ -145,7 +145,7 @@ impl Client {
         let handled = match code {
             Code::Moved => self.moved(index, id, text, again, now, on),
             Code::Ask if again => self.asked(index, id, text, now, on),
-            Code::TryAgain if again => self.pause(id, now),
+            Code::TryAgain => self.pause(id, now),
             Code::NoScript | Code::NoFunction if again => self.load(index, id, entry, now, on),
             _ => false,
         };
@@ -217,6 +217,10 @@ impl Client {
     }
 
     fn pause(&mut self, id: super::CallId, now: Micros) -> bool {
+        // Only the deadline bounds how often.
+        if let Some(call) = self.calls.find_mut(id) {
+            call.attempts = call.attempts.saturating_sub(1);
+        }
         self.paused.push_back((now + Micros::from_millis(self.config.try_again_ms), id));
         true
     }

@@ -183,6 +183,15 @@ impl Config {
         url::config(urls)
     }
 
+    /// Where to connect to first: the Redis, the sentinels, or the seeds.
+    pub fn addresses(&self) -> &[Address] {
+        match &self.mode {
+            Mode::Single(address) => std::slice::from_ref(address),
+            Mode::Sentinel { sentinels, .. } => sentinels,
+            Mode::Cluster { seeds } => seeds,
+        }
+    }
+
     pub(crate) fn backoff_max(&self) -> Micros {
         Micros::from_millis(self.backoff_ms_max.max(self.backoff_ms_min).max(1))
     }

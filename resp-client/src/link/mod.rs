@@ -186,7 +186,9 @@ impl Link {
     /// Whether so many bytes and one more command have room.
     #[inline]
     pub(crate) fn has_room(&self, bytes: usize, config: &Config) -> bool {
-        self.output.len() - self.head + bytes <= config.output_bytes_max && self.asked.len() < config.in_flight_max
+        let encrypted = self.tls.as_ref().map_or(0, |tls| tls.waiting());
+        self.output.len() - self.head + encrypted + bytes <= config.output_bytes_max
+            && self.asked.len() < config.in_flight_max
     }
 
     /// Writes a command.

@@ -10,7 +10,7 @@ fn begin(set: impl FnOnce(&mut Config)) -> (World, LinkId) {
     set(&mut config);
     let mut world = World::new(config);
     let link = world.wants("h:1");
-    world.client.connected(link, world.now);
+    world.connected(link);
     (world, link)
 }
 
@@ -59,7 +59,7 @@ fn resp2_on_request() {
     config.protocol = Protocol::Resp2;
     let mut world = World::new(config);
     let link = world.wants("h:1");
-    world.client.connected(link, world.now);
+    world.connected(link);
     assert!(world.sent(link).is_empty(), "nothing to settle");
     assert!(is_up(&world.client));
 }

@@ -74,12 +74,12 @@ fn a_connect_and_a_handshake_take_only_so_long() {
     world.pass_ms(1);
     world.wants_close(link);
     assert_eq!(world.client.shard_problem(ShardIndex(0)), Some(&LinkError::ConnectTimeout));
-    world.client.connected(link, world.now);
+    world.connected(link);
     assert!(world.client.output(link).is_empty(), "too late");
 
     world.pass_ms(20);
     let link = world.wants("h:1");
-    world.client.connected(link, world.now);
+    world.connected(link);
     world.pass_ms(500);
     world.wants_close(link);
     assert_eq!(world.client.shard_problem(ShardIndex(0)), Some(&LinkError::HandshakeTimeout));

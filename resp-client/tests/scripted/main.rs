@@ -5,6 +5,7 @@ mod calls;
 mod cluster;
 mod handshake;
 mod links;
+mod pubsub;
 mod random;
 mod scripts;
 mod sentinel;

@@ -121,7 +121,7 @@ impl Run {
         while let Some(action) = self.world.action() {
             match action {
                 Action::Connect { link, .. } if connects => {
-                    self.world.client.connected(link, self.world.now);
+                    self.world.connected(link);
                     self.peers.retain(|peer| peer.link.index() != link.index());
                     self.peers.push(Peer { link, unread: Vec::new() });
                 }

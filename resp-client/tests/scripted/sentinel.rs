@@ -22,7 +22,7 @@ fn up(world: &mut World, name: &str, role: &str) -> LinkId {
 fn begun() -> (World, LinkId, LinkId) {
     let mut world = World::of("redis+sentinel://:secret@s:1,s:2/mymaster");
     let link = world.wants("s:1");
-    world.client.connected(link, world.now);
+    world.connected(link);
     assert_eq!(world.sent(link), [["HELLO", "3"]], "the password is the primary's");
     world.reply(link, "%0\r\n");
     assert_eq!(world.sent(link), [ASKED]);

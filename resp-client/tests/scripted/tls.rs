@@ -33,7 +33,7 @@ fn client(server: &Server) -> (World, LinkId) {
     config.tls = Some(TlsConfig { ca_pem: Some(server.ca_pem.clone()), ..TlsConfig::default() });
     let mut world = World::new(config);
     let link = world.wants("redis.test:1");
-    world.client.connected(link, world.now);
+    world.connected(link);
     (world, link)
 }
 
@@ -124,7 +124,7 @@ fn the_name_can_be_set() {
     config.tls = Some(tls);
     let mut world = World::new(config);
     let link = world.wants("10.0.0.1:1");
-    world.client.connected(link, world.now);
+    world.connected(link);
     assert_eq!(commands(&exchange(&mut world, link, &mut server, 100_000)), [["HELLO", "3"]]);
 }
 

@@ -98,7 +98,7 @@ impl World {
     /// Connects to that address, with a handshake that succeeds.
     pub(crate) fn up(&mut self, name: &str) -> LinkId {
         let link = self.wants(name);
-        self.client.connected(link, self.now);
+        self.connected(link);
         let sent = self.sent(link);
         assert_eq!(sent.len(), 1, "{sent:?}");
         assert_eq!(sent[0][..2], ["HELLO", "3"]);
@@ -128,6 +128,13 @@ impl World {
         let Self { client, done, now, .. } = self;
         let mut found = Vec::new();
         client.closed(link, *now, "end of stream", &mut |completion| found.push(own(completion)));
+        done.extend(found.into_iter().map(|(done, shard)| named(client, done, shard)));
+    }
+
+    pub(crate) fn connected(&mut self, link: LinkId) {
+        let Self { client, done, now, .. } = self;
+        let mut found = Vec::new();
+        client.connected(link, *now, &mut |completion| found.push(own(completion)));
         done.extend(found.into_iter().map(|(done, shard)| named(client, done, shard)));
     }
 
