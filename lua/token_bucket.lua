@@ -51,6 +51,65 @@
 --   <this file>
 --   end)
 
+local mode = ARGV[1]
+local now_ms
+
+-- The usual call on its own: one key, taking, no number that needs care. It makes no closure and no table but the reply.
+-- Whatever is unusual falls through to the long way below, which is complete without this.
+if #KEYS == 1 and #ARGV == 5 and (mode == 'exact' or mode == 'each' or mode == 'upto') then
+    -- `+ 0` reads a number in half the time of `tonumber`, but raises an error where there is none: the long way says what.
+    local numbers, capacity, refill, period, cost = pcall(function()
+        return ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0
+    end)
+    -- 2^31 - 1, 31 days and 2^52 as below. A NaN fails every comparison.
+    if numbers and capacity >= 1 and capacity <= 2147483647 and refill >= 1 and refill <= 2147483647
+        and period >= 1 and period <= 2678400000 and cost >= 0 and cost <= capacity
+        and capacity * period <= 4503599627370496 and capacity % 1 + refill % 1 + period % 1 + cost % 1 == 0 then
+        local key = KEYS[1]
+        local time = redis.call('TIME')
+        local micros = time[1] * 1000000 + time[2] -- below 2^53 until the year 2255
+        now_ms = (micros - micros % 1000) / 1000
+        local value = redis.pcall('GET', key)
+        local tokens, fraction, usual = capacity, 0, not value
+        if value and #value == 27 then
+            local version, at_ms, old_tokens, old_fraction, old_capacity, old_refill, old_period
+                = struct.unpack('>I1I6I4I4I4I4I4', value)
+            local elapsed_ms = now_ms - at_ms
+            local units = elapsed_ms * refill + old_fraction
+            usual = version == 1 and old_capacity == capacity and old_refill == refill and old_period == period
+                and elapsed_ms >= 0 and units <= 4503599627370496 and old_tokens <= capacity and old_fraction < period
+            if usual then
+                fraction = units % period
+                tokens = old_tokens + (units - fraction) / period
+                if tokens >= capacity then
+                    tokens, fraction = capacity, 0
+                end
+            end
+        end
+        if usual then
+            local granted, retry_ms = cost, 0
+            if tokens >= cost then
+                tokens = tokens - cost
+            else
+                granted = 0
+                if mode == 'upto' then
+                    granted, tokens = tokens, 0
+                end
+                -- ceil(units / refill), for units from 1 to capacity * period
+                local units = (cost - tokens) * period - fraction
+                retry_ms = (units + -units % refill) / refill
+            end
+            local units = (capacity - tokens) * period - fraction
+            local reset_ms = (units + -units % refill) / refill
+            if granted > 0 then
+                redis.call('SET', key, struct.pack('>I1I6I4I4I4I4I4', 1, now_ms, tokens, fraction, capacity, refill,
+                    period), 'PXAT', string.format('%d', now_ms + reset_ms))
+            end
+            return {granted, tokens, retry_ms, reset_ms}
+        end
+    end
+end
+
 local INTEGER_MAX = 2147483647 -- 2^31 - 1, of capacity and refill
 local PERIOD_MS_MAX = 2678400000 -- 31 days, below 2^32
 local EXACT_MAX = 4503599627370496 -- 2^52: far enough below 2^53 for a sum and a division
@@ -147,7 +206,6 @@ local function malformed(key)
 end
 
 local count = #KEYS
-local mode = ARGV[1]
 if mode ~= 'exact' and mode ~= 'each' and mode ~= 'upto' and mode ~= 'back' then
     return redis.error_reply('ERR token_bucket: the mode must be exact, each, upto or back')
 end
@@ -158,8 +216,11 @@ if #ARGV ~= 1 + 4 * count then
     return redis.error_reply('ERR token_bucket: after the mode, capacity refill period_ms cost for each key')
 end
 
-local time = redis.call('TIME')
-local now_ms = time[1] * 1000 + (time[2] - time[2] % 1000) / 1000
+if not now_ms then
+    local time = redis.call('TIME')
+    local micros = time[1] * 1000000 + time[2]
+    now_ms = (micros - micros % 1000) / 1000
+end
 local reply = {}
 
 -- Carries out what was decided for one bucket: writes it if anything changed, and adds its four integers to the reply.
@@ -181,37 +242,13 @@ local function settle(key, capacity, refill, period, cost, tokens, fraction, mus
     if granted > 0 or must_write then
         if reset_ms > 0 then
             local value = struct.pack(VALUE, 1, now_ms, tokens, fraction, capacity, refill, period)
-            redis.call('SET', key, value, 'PXAT', now_ms + reset_ms)
+            redis.call('SET', key, value, 'PXAT', string.format('%d', now_ms + reset_ms))
         else
             redis.call('DEL', key)
         end
     end
     local last = #reply
     reply[last + 1], reply[last + 2], reply[last + 3], reply[last + 4] = granted, tokens, retry_ms, reset_ms
-end
-
-if count == 1 then
-    local capacity, refill, period, cost = arguments(1)
-    if not capacity then
-        return malformed(1)
-    end
-    local value = redis.pcall('GET', KEYS[1])
-    if value and value.err then
-        -- Another type is no bucket, as for MGET. What else it may be (no permission) the caller must hear.
-        if not string.find(value.err, '^WRONGTYPE') then
-            return value
-        end
-        value = false
-    end
-    local tokens, fraction, must_write = level(value, now_ms, capacity, refill, period)
-    local granted = cost
-    if mode == 'back' then
-        granted = cost < capacity - tokens and cost or capacity - tokens
-    elseif cost > tokens then
-        granted = mode == 'upto' and tokens or 0
-    end
-    settle(KEYS[1], capacity, refill, period, cost, tokens, fraction, must_write, granted)
-    return reply
 end
 
 -- Several buckets: look at all of them, then decide, then write. Each has seven places in `buckets`: its four arguments
