@@ -37,7 +37,8 @@
 --   * the limit changed: the key would expire when the old limit was full;
 --   * the clock went back (a promoted replica's): that counts as no time passed, and the bucket goes on from there.
 --
--- Malformed arguments get `ERR token_bucket: …` and change nothing.
+-- Malformed arguments get `ERR token_bucket: …` and change nothing. What Redis itself refuses (OOM, READONLY), it
+-- refuses at the first write, so no call is ever half done.
 --
 -- Numbers are doubles: whole numbers are exact up to 2^53. Lua computes `a % b` as a - floor(a / b) * b, and the floor
 -- of the rounded quotient is the true one as long as |a| + b <= 2^53. Dividends are kept below 2^52 + 2^32 and divisors
@@ -54,10 +55,12 @@
 local mode = ARGV[1]
 local now_ms
 
--- The usual call on its own: one key, taking, no number that needs care. It makes no closure and no table but the reply.
--- Whatever is unusual falls through to the long way below, which is complete without this.
+-- The usual call on its own: one key, taking, the limit of the last write, no number that needs care. It spares the
+-- closures and tables of the long way below, a quarter of the call's instructions. Whatever is unusual falls through to
+-- the long way, which is complete without this, and nothing has been written by then.
 if #KEYS == 1 and #ARGV == 5 and (mode == 'exact' or mode == 'each' or mode == 'upto') then
-    -- `+ 0` reads a number in half the time of `tonumber`, but raises an error where there is none: the long way says what.
+    -- `+ 0` reads a number in half the time of `tonumber`, but raises an error where there is none. Then the long way
+    -- says what is wrong.
     local numbers, capacity, refill, period, cost = pcall(function()
         return ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0
     end)
@@ -75,7 +78,7 @@ if #KEYS == 1 and #ARGV == 5 and (mode == 'exact' or mode == 'each' or mode == '
             local version, at_ms, old_tokens, old_fraction, old_capacity, old_refill, old_period
                 = struct.unpack('>I1I6I4I4I4I4I4', value)
             local elapsed_ms = now_ms - at_ms
-            local units = elapsed_ms * refill + old_fraction
+            local units = elapsed_ms * refill + old_fraction -- exact if it is at most 2^52, as a rounded one is not
             usual = version == 1 and old_capacity == capacity and old_refill == refill and old_period == period
                 and elapsed_ms >= 0 and units <= 4503599627370496 and old_tokens <= capacity and old_fraction < period
             if usual then
@@ -95,7 +98,7 @@ if #KEYS == 1 and #ARGV == 5 and (mode == 'exact' or mode == 'each' or mode == '
                 if mode == 'upto' then
                     granted, tokens = tokens, 0
                 end
-                -- ceil(units / refill), for units from 1 to capacity * period
+                -- ceil(units / refill); units are at most capacity * period, which is at most 2^52
                 local units = (cost - tokens) * period - fraction
                 retry_ms = (units + -units % refill) / refill
             end
@@ -127,7 +130,7 @@ local function mul_div(a, b, c, d)
     return (first - rest) / d * 65536 + (second - left) / d, left
 end
 
--- Milliseconds until a bucket has so many more tokens, beyond its whole ones: ceil((tokens * period - fraction) / refill).
+-- Milliseconds until a bucket has so many more whole tokens: ceil((tokens * period - fraction) / refill).
 local function wait_ms(tokens, fraction, refill, period)
     local units = tokens * period
     if units <= EXACT_MAX then

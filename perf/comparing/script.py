@@ -153,6 +153,13 @@ def measure_once(
     )
 
 
+def described(run: ScriptRun) -> str:
+    return (
+        f"{run.script:<31} {run.case:<8} depth {run.depth:<3}{run.calls_per_sec:>10,.0f}/s  "
+        f"{run.server_cpu_us:.2f} µs CPU  busy: others {run.others_busy:.0%}"
+    )
+
+
 def script(options: Options) -> Figure:
     """Calls a second of the token bucket script, and how many times those of the usual one that is."""
     runs: list[ScriptRun] = []
@@ -163,10 +170,7 @@ def script(options: Options) -> Figure:
                 with started(REDIS, options.setup.binaries, options.setup.server_core) as server:
                     for run in measured(options, server, one):
                         runs.append(run)
-                        say(
-                            f"round {round_number}/{options.rounds}  {run.script:<30} {run.case:<8} depth {run.depth:<3}"
-                            f"{run.calls_per_sec:>10,.0f}/s  {run.server_cpu_us:.2f} µs CPU  others {run.others_busy:.0%}"
-                        )
+                        say(f"round {round_number}/{options.rounds}  {described(run)}")
     except Missing as problem:
         return Figure(f"## Scripts\n\n- not measured: {problem}", {"problems": [str(problem)]}, failed=True)
     return figure_of(options, runs)

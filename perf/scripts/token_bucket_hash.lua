@@ -1,5 +1,5 @@
 -- The token bucket that people usually write, and write well: level and time in a hash, floating point, Redis's own
--- time, expiry when full. What `lua/token_bucket.lua` is measured against (`perf/compare script`); nothing else uses it.
+-- time, expiry when full. `lua/token_bucket.lua` is measured against it (`perf/compare script`); nothing else uses it.
 --
 --   EVALSHA sha 1 key capacity refill period_ms cost writes  →  granted, remaining, retry_after_ms, reset_after_ms
 --
