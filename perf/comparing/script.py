@@ -9,6 +9,7 @@ import socket
 import statistics
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from .figures import Figure, Options, say
@@ -41,6 +42,8 @@ class Script:
     """A way to ask Redis for a token."""
 
     name: str
+    prefix: str
+    """Of its keys, so that all scripts have their buckets in the same Redis."""
     text: str
     before: tuple[str, ...] = ()
     """Arguments before the limit."""
@@ -55,17 +58,17 @@ class Script:
             return ["FCALL", "token_bucket"]
         return ["EVALSHA", ask(port, [["SCRIPT", "LOAD", self.text]]).split()[1].decode()]
 
-    def call(self, words: list[str], key: str, case: str) -> list[str]:
-        return [*words, "1", key, *self.before, *LIMITS[case], *self.after]
+    def call(self, words: list[str], identity: str, case: str) -> list[str]:
+        return [*words, "1", f"{self.prefix}:{{{identity}}}:rule", *self.before, *LIMITS[case], *self.after]
 
 
 OURS = "token_bucket.lua"
 BASELINES = ["hash", "hash, writes on a deny"]
 SCRIPTS = [
-    Script(OURS, PACKED, before=("exact",)),
-    Script(f"{OURS} as a function", FUNCTION, before=("exact",), is_function=True),
-    Script(BASELINES[0], HASH, after=("taken",)),
-    Script(BASELINES[1], HASH, after=("always",)),
+    Script(OURS, "s", PACKED, before=("exact",)),
+    Script(f"{OURS} as a function", "f", FUNCTION, before=("exact",), is_function=True),
+    Script(BASELINES[0], "h", HASH, after=("taken",)),
+    Script(BASELINES[1], "w", HASH, after=("always",)),
 ]
 
 
@@ -103,12 +106,11 @@ def ask(port: int, requests: list[list[str]], lines_each: int | None = None) -> 
 
 def fill(port: int, script: Script, words: list[str], case: str) -> None:
     """Takes once from each bucket, so that all are there; then makes sure that the next call becomes what it should."""
-    ask(port, [["FLUSHALL"]])
     # redis-benchmark writes its random numbers with twelve digits.
-    keys = [f"rl:{{{index:012}}}:rule" for index in range(KEYS)]
+    identities = [f"{index:012}" for index in range(KEYS)]
     for first in range(0, KEYS, 1000):
-        ask(port, [script.call(words, key, case) for key in keys[first : first + 1000]], lines_each=5)
-    granted = ask(port, [script.call(words, keys[0], case)], lines_each=5).split()[1]
+        ask(port, [script.call(words, one, case) for one in identities[first : first + 1000]], lines_each=5)
+    granted = ask(port, [script.call(words, identities[0], case)], lines_each=5).split()[1]
     if granted != (b":1" if case == "allowed" else b":0"):
         raise RuntimeError(f"{script.name}: calls that should be {case} are not")
 
@@ -166,25 +168,29 @@ def script(options: Options) -> Figure:
     try:
         for round_number in range(1, options.rounds + 1):
             # Back and forth, so that nobody always comes first.
-            for one in SCRIPTS if round_number % 2 else reversed(SCRIPTS):
-                with started(REDIS, options.setup.binaries, options.setup.server_core) as server:
-                    for run in measured(options, server, one):
-                        runs.append(run)
-                        say(f"round {round_number}/{options.rounds}  {described(run)}")
+            order = SCRIPTS if round_number % 2 else SCRIPTS[::-1]
+            with started(REDIS, options.setup.binaries, options.setup.server_core) as server:
+                for run in measured(options, server, order):
+                    runs.append(run)
+                    say(f"round {round_number}/{options.rounds}  {described(run)}")
     except Missing as problem:
         return Figure(f"## Scripts\n\n- not measured: {problem}", {"problems": [str(problem)]}, failed=True)
     return figure_of(options, runs)
 
 
-def measured(options: Options, server: Running, script: Script) -> list[ScriptRun]:
+def measured(options: Options, server: Running, scripts: list[Script]) -> Iterator[ScriptRun]:
+    """One round. What is compared runs directly one after the other in one Redis: this machine's speed may change by
+    half within a minute, and only what shares a moment can be compared."""
     port = int(server.target[1].rpartition(":")[2])
-    words = script.load(port)
-    runs = []
+    words = {script.name: script.load(port) for script in scripts}
     for case in LIMITS:
-        fill(port, script, words, case)
-        line = script.call(words, "rl:{__rand_int__}:rule", case)
-        runs += [measure(options, server, port, script, line, case, depth) for depth in DEPTHS]
-    return runs
+        ask(port, [["FLUSHALL"]])
+        for script in scripts:
+            fill(port, script, words[script.name], case)
+        for depth in DEPTHS:
+            for script in scripts:
+                line = script.call(words[script.name], "__rand_int__", case)
+                yield measure(options, server, port, script, line, case, depth)
 
 
 def figure_of(options: Options, runs: list[ScriptRun]) -> Figure:
@@ -195,12 +201,17 @@ def figure_of(options: Options, runs: list[ScriptRun]) -> Figure:
     def median(case: str, depth: int, name: str, what: str) -> float:
         return statistics.median(getattr(run, what) for run in grouped[case, depth, name])
 
+    def ratio(case: str, depth: int, name: str, other: str, what: str) -> float:
+        """The median of the rounds' ratios; each group has one run for each round, in order."""
+        pairs = zip(grouped[case, depth, name], grouped[case, depth, other], strict=True)
+        return statistics.median(getattr(one, what) / getattr(two, what) for one, two in pairs)
+
     rows, targets = [], []
     for case, depth, name in sorted(grouped, key=lambda key: key[:2]):
         rate, cpu = (median(case, depth, name, what) for what in ("calls_per_sec", "server_cpu_us"))
         noise = median(case, depth, name, "others_busy")
-        ratios = [f"{rate / median(case, depth, other, 'calls_per_sec'):.2f}" for other in BASELINES]
-        by_cpu = [f"{median(case, depth, other, 'server_cpu_us') / cpu:.2f}" for other in BASELINES]
+        ratios = [f"{ratio(case, depth, name, other, 'calls_per_sec'):.2f}" for other in BASELINES]
+        by_cpu = [f"{ratio(case, depth, other, name, 'server_cpu_us'):.2f}" for other in BASELINES]
         rows.append([f"{name}, {case}", str(depth), number(rate), *ratios, number(cpu, 2), *by_cpu, f"{noise:.0%}"])
         if name == OURS:
             quiet = all(median(case, depth, one, "others_busy") <= NOISE_MAX for one in (OURS, *BASELINES))
