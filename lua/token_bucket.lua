@@ -138,12 +138,10 @@ local function wait_ms(tokens, fraction, refill, period)
         return (units + -units % refill) / refill
     end
     -- Too large, and so rounded. With period = whole * refill + part, the wait is tokens * whole and a mul_div whose
-    -- result is at most tokens + 1, below 2^32. A product that is not exact is above EXACT_MAX however it was rounded.
+    -- result is at most tokens + 1, below 2^32. If the sum is not exact, it is above EXACT_MAX however it was rounded.
     local part = period % refill
-    local wait = tokens * ((period - part) / refill)
-    if wait < EXACT_MAX then
-        wait = wait + (mul_div(part, tokens, refill - 1 - fraction, refill))
-    end
+    local more = mul_div(part, tokens, refill - 1 - fraction, refill)
+    local wait = tokens * ((period - part) / refill) + more
     return wait < EXACT_MAX and wait or EXACT_MAX
 end
 
