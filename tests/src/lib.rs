@@ -2,13 +2,20 @@
 //! is told to.
 //!
 //! Every test of the RESP face runs on both transports and, where cores matter, on one and on two; see [`Setup::all`].
+//!
+//! What stands behind the server is real too, and breaks on command: one Redis ([`redis_server`]), a cluster
+//! ([`redis_cluster`]), a primary that sentinels watch ([`redis_sentinel`]), and a network that delays, garbles and cuts
+//! ([`proxy`]). `tests/rig.rs` shows each of them by itself.
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on must stop, with the reason")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for real processes")]
 
-pub mod redis;
+pub mod proxy;
+pub mod redis_cluster;
+pub mod redis_sentinel;
+pub mod redis_server;
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
+    io::{self, BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -150,11 +157,7 @@ impl Server {
 
     /// Waits until `holds`.
     pub fn until(&self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
-        let began = Instant::now();
-        while !holds(self) {
-            assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
-            std::thread::park_timeout(Duration::from_millis(5));
-        }
+        until(what, || holds(self));
     }
 
     /// Sends a signal by name.
@@ -185,6 +188,15 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Waits until `holds`, looking every few milliseconds; gives up after [`PATIENCE`].
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
+        std::thread::park_timeout(Duration::from_millis(5));
     }
 }
 
@@ -228,18 +240,27 @@ impl<S: Read + Write> Client<S> {
 
     /// Reads one reply; `None` at the end of the connection.
     pub fn receive(&mut self) -> Option<Reply> {
+        match self.try_receive() {
+            Ok(reply) => reply,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => None,
+            Err(error) => panic!("receiving: {error}"),
+        }
+    }
+
+    /// Reads one reply; `None` at the end of the connection. What is not RESP is `InvalidData`.
+    pub fn try_receive(&mut self) -> io::Result<Option<Reply>> {
         loop {
-            if let Some((reply, len)) = decode(&self.buffer).expect("the reply is RESP") {
+            let decoded = decode(&self.buffer).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            if let Some((reply, len)) = decoded {
                 self.buffer.drain(..len);
-                return Some(reply);
+                return Ok(Some(reply));
             }
             let mut bytes = [0; 16 * 1024];
             match self.stream.read(&mut bytes) {
-                Ok(0) => return None,
+                Ok(0) => return Ok(None),
                 Ok(len) => self.buffer.extend_from_slice(&bytes[..len]),
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => panic!("receiving: {error}"),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
     }
@@ -248,6 +269,13 @@ impl<S: Read + Write> Client<S> {
     pub fn ask(&mut self, words: &[&str]) -> Reply {
         self.send(&request(words));
         self.receive().expect("a reply")
+    }
+
+    /// Sends one request and reads its reply, where the other side may fail. An end instead of a reply is
+    /// `UnexpectedEof`.
+    pub fn try_ask(&mut self, words: &[&str]) -> io::Result<Reply> {
+        self.stream.write_all(&request(words))?;
+        self.try_receive()?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
     /// Sends a CHECK and reads its verdict.
@@ -306,6 +334,14 @@ pub fn integers(reply: &Reply) -> Vec<i64> {
     match reply {
         Reply::Array(values) => values.iter().map(integer).collect(),
         other => panic!("not an array: {other:?}"),
+    }
+}
+
+/// The text of a simple or bulk string.
+pub fn text(reply: &Reply) -> &str {
+    match reply {
+        Reply::SimpleString(bytes) | Reply::BulkString(bytes) => std::str::from_utf8(bytes).expect("UTF-8"),
+        other => panic!("not a string: {other:?}"),
     }
 }
 

@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 
 use redis::{Connection, RedisResult, cmd};
-use sluice_e2e::redis::Redis;
+use sluice_e2e::redis_server::Redis;
 
 const SCRIPT: &str = include_str!("../../lua/token_bucket.lua");
 /// The year 2100, in milliseconds.
