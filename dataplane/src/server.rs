@@ -36,7 +36,7 @@ use crate::{
         placement::Placement,
         plain,
         ring::Driver,
-        sockets::{self, BindError},
+        sockets::{self, BindError, Doors, SocketFile},
     },
     metrics::counters::CoreCounters,
     policy::PolicyInForce,
@@ -156,8 +156,11 @@ pub fn run(
     let listeners = sockets::tcp(settings.resp.listen, cpus.len(), settings.resp.share_port)?;
     let unix =
         settings.resp.listen_unix.as_deref().map(|path| sockets::unix(path, settings.resp.unix_mode)).transpose()?;
-    let ops = sockets::tcp(settings.ops.listen, 1, false)?.remove(0);
+    let _socket_file = settings.resp.listen_unix.as_deref().map(SocketFile::of);
+    let ops = sockets::ops(settings.ops.listen)?;
     let system = |what| move |error| ServerError::System { what, error };
+    let doors = Doors::of(&listeners).map_err(system("RESP listener"))?;
+    let _ops_door = Doors::of([&ops]).map_err(system("ops listener"))?;
     let process = Arc::new(Process {
         resp_address: listeners[0].local_addr().map_err(system("RESP address"))?,
         ops_address: ops.local_addr().map_err(system("ops address"))?,
@@ -195,7 +198,7 @@ pub fn run(
     drop(up);
     let (control, orders) = control::start(control, Arc::clone(&process), ops)?;
     pulses.push(Arc::clone(&orders.pulse));
-    let mut shell = Shell { process: &process, pulses: &pulses, orders: &orders, running: &running, beats: 0 };
+    let mut shell = Shell { process: &process, pulses: &pulses, orders: &orders, running: &running, doors, beats: 0 };
     // Every core reports once it listens; one that fails drops its end instead.
     if shell.wait_for_all(&started, cores.len()) {
         process.lifecycle.advance(Stage::Serving);
@@ -208,9 +211,6 @@ pub fn run(
     let outcome = join(cores);
     orders.stop();
     join_control(control)?;
-    if let Some(path) = &process.settings.resp.listen_unix {
-        let _ = std::fs::remove_file(path);
-    }
     outcome
 }
 
@@ -220,6 +220,8 @@ struct Shell<'a> {
     pulses: &'a [Arc<Pulse>],
     orders: &'a Orders,
     running: &'a AtomicUsize,
+    /// The RESP listeners of all cores.
+    doors: Doors,
     beats: u64,
 }
 
@@ -276,6 +278,7 @@ impl Shell<'_> {
     fn close(&mut self, grace_ms: u64) {
         tracing::info!(grace_ms, "listeners close");
         self.process.lifecycle.close(self.now_ms() + grace_ms);
+        drop(std::mem::take(&mut self.doors));
         self.pulses.iter().for_each(|pulse| pulse.nudge());
     }
 
