@@ -25,6 +25,9 @@ pub use self::{
 };
 use crate::{limits::CORES_MAX, listener::TransportChoice};
 
+/// How an address is written.
+pub const ADDRESS_HINT: &str = "write it as \"127.0.0.1:6390\" or \"[::1]:6390\"";
+
 /// All settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

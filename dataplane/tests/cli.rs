@@ -223,6 +223,39 @@ fn serve_refuses_what_is_wrong() {
     }
 }
 
+#[test]
+fn the_environment_yields_to_flags_and_is_blamed_by_name() {
+    let folder = folder(&[]);
+    let ask = |words: &[&str], variables: &[(&str, &str)]| {
+        let mut command = sluice(&folder, &[words, &["--listen-resp", "192.0.2.1:1"]].concat());
+        if variables.iter().any(|(name, _)| *name == "SLUICE_LISTEN_RESP") {
+            command = sluice(&folder, words);
+        }
+        told(command.envs(variables.iter().copied()).output().unwrap())
+    };
+    // The address is nobody's: whoever gets as far as listening has understood its settings.
+    for (words, variable) in [
+        (["--cpus", "0"], ("SLUICE_CORES", "1")),
+        (["--cores", "1"], ("SLUICE_CPUS", "0")),
+        (["--cores", "1"], ("SLUICE_CORES", "0,")),
+    ] {
+        let (code, _, error) = ask(&words, &[variable]);
+        assert!(code == 1 && error.contains("cannot listen on 192.0.2.1:1"), "{words:?}, {variable:?}: {error}");
+    }
+    for (variable, value, why) in [
+        ("SLUICE_LISTEN_RESP", "localhost", "(write it as \"127.0.0.1:6390\" or \"[::1]:6390\")"),
+        ("SLUICE_LISTEN_RESP", "", "it is set, and empty; unset it for the default"),
+        ("SLUICE_TRANSPORT", "tcp", "must be one of auto, ring, plain"),
+        ("SLUICE_LOG_LEVEL", "inof", "write error, warn, info"),
+    ] {
+        let (code, _, error) = ask(&[], &[(variable, value)]);
+        let begin = format!("error: the environment variable {variable}={value:?}: ");
+        assert!(code == 2 && error.starts_with(&begin) && error.contains(why), "{error}");
+    }
+    let (code, _, error) = ask(&["--listen-resp", "localhost"], &[("SLUICE_LISTEN_RESP", "localhost")]);
+    assert!(code == 2 && error.contains("--listen-resp") && error.contains("write it as"), "{error}");
+}
+
 /// A running server. Killed when dropped.
 struct Server {
     child: Child,

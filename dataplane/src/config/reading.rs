@@ -87,7 +87,7 @@ impl File<'_> {
             return self.problem(offset(error), setting, "there is no such setting".into(), Some(suggestion));
         }
         let suggestion =
-            message.contains("socket address").then_some("write it as \"127.0.0.1:6390\" or \"[::1]:6390\"");
+            message.contains("socket address").then_some(super::ADDRESS_HINT);
         self.problem(offset(error), setting, plain(&message), suggestion.map(Into::into))
     }
 }
