@@ -13,7 +13,7 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
         mpsc,
     },
     time::Duration,
@@ -38,7 +38,7 @@ use crate::{
         ring::Driver,
         sockets::{self, BindError, Doors, SocketFile},
     },
-    metrics::counters::CoreCounters,
+    metrics::{counters::CoreCounters, system},
     policy::PolicyInForce,
     resp::frame::RequestLimits,
 };
@@ -131,8 +131,26 @@ pub struct Process {
     pub cpus: Vec<usize>,
     /// How reloads of the policy went.
     pub reloads: Reloads,
+    /// What is counted outside the cores.
+    pub tallies: Tallies,
     /// The clock.
     pub clock: Clock,
+}
+
+/// What is counted outside the cores.
+#[derive(Debug)]
+pub struct Tallies {
+    /// Connections of the ops port that were closed at once, because there were `ops.connections_max`.
+    pub ops_refused: AtomicU64,
+    /// By core: connections closed otherwise than at a timeout, as of the last scrape. Kept because it is a difference of
+    /// counters that are read one after the other, and a counter that goes down looks like a restart.
+    pub closed_otherwise: Vec<AtomicU64>,
+}
+
+impl Tallies {
+    fn new(cores: usize) -> Self {
+        Self { ops_refused: AtomicU64::new(0), closed_otherwise: (0..cores).map(|_| AtomicU64::new(0)).collect() }
+    }
 }
 
 /// Serves until a [`Request::Leave`] comes, and has been carried out.
@@ -151,7 +169,7 @@ pub fn run(
 ) -> Result<(), ServerError> {
     check_io_uring()?;
     let transport = choose_transport(&settings)?;
-    let cpus = data_cpus(&settings.cores)?;
+    let cpus = data_cpus(&settings.cores).map_err(ServerError::Cores)?;
     let clock = Clock::start();
     let listeners = sockets::tcp(settings.resp.listen, cpus.len(), settings.resp.share_port)?;
     let unix =
@@ -173,6 +191,7 @@ pub fn run(
         lifecycle: Arc::new(Lifecycle::default()),
         transport,
         reloads: Reloads::default(),
+        tallies: Tallies::new(cpus.len()),
         cpus,
         clock,
         settings,
@@ -459,9 +478,9 @@ fn check_io_uring() -> Result<(), ServerError> {
 }
 
 /// The kernel's numbers of the cores that serve checks.
-fn data_cpus(wanted: &Cores) -> Result<Vec<usize>, ServerError> {
+pub(crate) fn data_cpus(wanted: &Cores) -> Result<Vec<usize>, String> {
     let usable: Vec<usize> = glommio::CpuSet::online()
-        .map_err(|error| ServerError::Cores(error.to_string()))?
+        .map_err(|error| error.to_string())?
         .filter(|location| is_usable(location.cpu))
         .iter()
         .map(|location| location.cpu)
@@ -472,16 +491,11 @@ fn data_cpus(wanted: &Cores) -> Result<Vec<usize>, ServerError> {
         Cores::Count(0) => usable,
         Cores::Count(count) if *count <= usable.len() => usable[..*count].to_vec(),
         Cores::Count(count) => {
-            return Err(ServerError::Cores(format!(
-                "{count} are asked for, and this process may use {}",
-                usable.len()
-            )));
+            return Err(format!("{count} are asked for, and this process may use {}", usable.len()));
         }
         Cores::List(list) => {
             if let Some(missing) = list.iter().find(|cpu| !usable.contains(cpu)) {
-                return Err(ServerError::Cores(format!(
-                    "core {missing} is not among those that this process may use: {usable:?}"
-                )));
+                return Err(format!("core {missing} is not among those that this process may use: {usable:?}"));
             }
             let mut list = list.clone();
             list.sort_unstable();
@@ -490,7 +504,7 @@ fn data_cpus(wanted: &Cores) -> Result<Vec<usize>, ServerError> {
         }
     };
     if cpus.is_empty() || cpus.len() > CORES_MAX {
-        return Err(ServerError::Cores(format!("from 1 to {CORES_MAX} cores can serve, not {}", cpus.len())));
+        return Err(format!("from 1 to {CORES_MAX} cores can serve, not {}", cpus.len()));
     }
     Ok(cpus)
 }
@@ -518,8 +532,10 @@ impl Facts for Process {
         let sum = |read: fn(&CoreCounters) -> u64| self.counters.iter().map(|core| read(core)).sum::<u64>();
         format!(
             "# Server\r\nsluice_version:{}\r\nprocess_id:{}\r\ntcp_port:{}\r\nuptime_in_seconds:{}\r\ncores:{}\r\n\r\n\
-             # Clients\r\nconnected_clients:{}\r\nmaxclients:{}\r\n\r\n\
-             # Stats\r\ntotal_connections_received:{}\r\ntotal_checks:{}\r\ntotal_denied:{}\r\n\r\n\
+             # Clients\r\nconnected_clients:{}\r\nmaxclients:{}\r\nblocked_clients:0\r\n\r\n\
+             # Memory\r\nused_memory:{}\r\n\r\n\
+             # Stats\r\ntotal_connections_received:{}\r\ntotal_commands_processed:{}\r\ntotal_checks:{}\r\n\
+             total_denied:{}\r\n\r\n\
              # Policy\r\npolicy_version:{}\r\nrules:{}\r\noverrides:{}\r\n",
             env!("CARGO_PKG_VERSION"),
             std::process::id(),
@@ -528,7 +544,15 @@ impl Facts for Process {
             self.cpus.len(),
             (0..self.placement.cores()).map(|core| self.placement.connections(core)).sum::<usize>(),
             self.settings.limits.connections_max,
+            system::resident_bytes().unwrap_or_default(),
             sum(|core| core.connections_opened.value()),
+            // Those that are counted: what is asked once per connection (PING, HELLO, AUTH and the like) is not.
+            sum(|core| {
+                core.checks.value()
+                    + core.throttles_allowed.value()
+                    + core.throttles_denied.value()
+                    + core.command_errors.value()
+            }),
             sum(|core| core.checks.value()),
             sum(|core| core.denied.value()),
             policy.policy.version,

@@ -3,4 +3,4 @@
 
 pub mod counters;
 pub mod exposition;
-mod system;
+pub(crate) mod system;
