@@ -647,15 +647,8 @@ fn push_attribute<'a>(
 }
 
 /// Stands for a rate until the real one is known.
-const NO_RATE: Rate = Rate {
-    capacity: 0,
-    units_per_token: 1,
-    units_per_tick: 1,
-    ticks_to_full: 0,
-    tick_ms: 1,
-    refill: 0,
-    period_ms: 1,
-};
+const NO_RATE: Rate =
+    Rate { capacity: 0, units_per_token: 1, units_per_tick: 1, ticks_to_full: 0, tick_ms: 1, refill: 0, period_ms: 1 };
 
 /// Where pending requests are decided and answered, one after the other.
 struct Desk<'a> {
