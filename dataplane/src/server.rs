@@ -45,8 +45,10 @@ use crate::{
 
 /// Executors must never be preempted by glommio's own timer; see `listener::park`.
 const PREEMPT_TIMER: Duration = Duration::from_secs(10);
-/// How often every executor is woken.
+/// How often every data core is woken. This is what an idle server costs: 3 to 4 % of each core.
 const BEAT: Duration = Duration::from_millis(1);
+/// How many beats until the control executor is woken: nobody minds if a scrape is some milliseconds late.
+const BEATS_PER_CONTROL_BEAT: u64 = 10;
 /// How many beats until idle drivers look at clock and lifecycle.
 const BEATS_PER_NUDGE: u64 = 100;
 /// Entries of glommio's own rings on a data core with the ring transport; its driver hardly uses them.
@@ -216,7 +218,6 @@ pub fn run(
     }
     drop(up);
     let (control, orders) = control::start(control, Arc::clone(&process), ops)?;
-    pulses.push(Arc::clone(&orders.pulse));
     let mut shell = Shell { process: &process, pulses: &pulses, orders: &orders, running: &running, doors, beats: 0 };
     // Every core reports once it listens; one that fails drops its end instead.
     if shell.wait_for_all(&started, cores.len()) {
@@ -236,6 +237,7 @@ pub fn run(
 /// What the main thread does while the others work.
 struct Shell<'a> {
     process: &'a Process,
+    /// Of the data cores.
     pulses: &'a [Arc<Pulse>],
     orders: &'a Orders,
     running: &'a AtomicUsize,
@@ -299,6 +301,7 @@ impl Shell<'_> {
         self.process.lifecycle.close(self.now_ms() + grace_ms);
         drop(std::mem::take(&mut self.doors));
         self.pulses.iter().for_each(|pulse| pulse.nudge());
+        self.orders.pulse.nudge();
     }
 
     fn beat_until_idle(&mut self) {
@@ -317,6 +320,12 @@ impl Shell<'_> {
             if nudge {
                 pulse.nudge();
             }
+        }
+        if nudge || self.beats.is_multiple_of(BEATS_PER_CONTROL_BEAT) {
+            self.orders.pulse.beat();
+        }
+        if nudge {
+            self.orders.pulse.nudge();
         }
     }
 

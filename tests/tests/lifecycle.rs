@@ -111,7 +111,7 @@ fn it_does_not_share_a_port_unless_told_to() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("another process listens on") && text.contains("--share-port"), "{text}");
-    let mut second = start(&["--share-port"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut second = start(&["--share-port"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(second.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert!(line.contains(&address), "{line}");
