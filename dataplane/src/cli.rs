@@ -172,12 +172,14 @@ fn blamed(error: clap::Error, words: &[OsString]) -> clap::Error {
     let is_flag = |word: &OsStr| word.as_encoded_bytes().split(|&byte| byte == b'=').next() == Some(flag.as_bytes());
     let serve = ServeArgs::augment_args(clap::Command::new("sluice"));
     let known = serve.get_arguments().find(|known| known.get_long() == flag.strip_prefix("--"));
+    let is_address = argument.contains("<ADDR>");
     let variable = known.and_then(clap::Arg::get_env).map(OsStr::to_string_lossy);
     let value = variable.as_deref().and_then(std::env::var_os);
     let (Some(variable), Some(value), false) = (variable, value, words.iter().any(|word| is_flag(word))) else {
         return error;
     };
     let why = match (error.source(), error.get(ContextKind::ValidValue)) {
+        _ if value.is_empty() && is_address => format!("it is set, and empty; unset it, or {}", config::ADDRESS_HINT),
         _ if value.is_empty() => "it is set, and empty; unset it for the default".to_owned(),
         (Some(why), _) => why.to_string(),
         (None, Some(valid)) => format!("must be one of {valid}"),

@@ -313,7 +313,12 @@ fn the_environment_yields_to_flags_and_is_blamed_by_name() {
     }
     for (variable, value, why) in [
         ("SLUICE_LISTEN_RESP", "localhost", "(write it as \"127.0.0.1:6390\" or \"[::1]:6390\")"),
-        ("SLUICE_LISTEN_RESP", "", "it is set, and empty; unset it for the default"),
+        (
+            "SLUICE_LISTEN_RESP",
+            "",
+            "it is set, and empty; unset it, or write it as \"127.0.0.1:6390\" or \"[::1]:6390\"",
+        ),
+        ("SLUICE_POLICY", "", "it is set, and empty; unset it for the default"),
         ("SLUICE_TRANSPORT", "tcp", "must be one of auto, ring, plain"),
         ("SLUICE_LOG_LEVEL", "inof", "write error, warn, info"),
     ] {
