@@ -1,8 +1,18 @@
 //! The command line: what is asked, and the settings that flags, environment and file give together.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    error::Error as _,
+    ffi::{OsStr, OsString},
+    net::SocketAddr,
+    path::PathBuf,
+};
 
-use clap::{Args, CommandFactory, Parser, Subcommand, builder::BoolishValueParser, error::ErrorKind};
+use clap::{
+    ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand,
+    builder::BoolishValueParser,
+    error::{ContextKind, ContextValue, ErrorKind},
+    parser::ValueSource,
+};
 
 use crate::{
     config::{self, ConfigError, Cores, LogFormat, Settings},
@@ -71,13 +81,13 @@ pub struct ServeArgs {
     #[arg(long, env = "SLUICE_POLICY", value_name = "FILE")]
     pub policy: Option<PathBuf>,
     /// Cores that serve checks: a count (0 = all), or a list such as `0,2`, `0-3`, or `0,` for core 0 alone [default: 0].
-    #[arg(long, env = "SLUICE_CORES", value_name = "N|LIST", overrides_with = "cpus")]
+    #[arg(long, env = "SLUICE_CORES", value_name = "N|LIST")]
     pub cores: Option<Cores>,
     /// The same as a list always: `0` is core 0, `0,2-3` are three.
-    #[arg(long, value_name = "LIST", value_parser = Cores::list, overrides_with = "cores")]
+    #[arg(long, env = "SLUICE_CPUS", value_name = "LIST", value_parser = Cores::list)]
     pub cpus: Option<Cores>,
     /// TCP address of the RESP face [default: 127.0.0.1:6390].
-    #[arg(long, env = "SLUICE_LISTEN_RESP", value_name = "ADDR")]
+    #[arg(long, env = "SLUICE_LISTEN_RESP", value_name = "ADDR", value_parser = address)]
     pub listen_resp: Option<SocketAddr>,
     /// Unix socket of the RESP face.
     #[arg(long, env = "SLUICE_LISTEN_UNIX", value_name = "PATH")]
@@ -87,7 +97,7 @@ pub struct ServeArgs {
     #[arg(long, env = "SLUICE_REDIS", value_name = "URL", value_delimiter = ',', hide_env_values = true)]
     pub redis: Vec<String>,
     /// Address of the ops port [default: 127.0.0.1:9390].
-    #[arg(long, env = "SLUICE_LISTEN_OPS", value_name = "ADDR")]
+    #[arg(long, env = "SLUICE_LISTEN_OPS", value_name = "ADDR", value_parser = address)]
     pub listen_ops: Option<SocketAddr>,
     /// How bytes move between sockets and decisions [default: auto].
     #[arg(long, env = "SLUICE_TRANSPORT", value_name = "KIND", value_enum)]
@@ -114,17 +124,88 @@ pub struct ServeArgs {
 impl Cli {
     /// The command line of this process. Ends the process, with exit code 2, where it cannot be meant.
     pub fn of_process() -> Self {
-        let cli = Self::parse();
-        if let Some(Command::Explain { attributes, .. }) = &cli.command
-            && let Some(name) = twice(attributes)
-        {
-            Self::command().error(ErrorKind::ArgumentConflict, format!("the attribute `{name}` comes twice")).exit();
+        Self::of(std::env::args_os()).unwrap_or_else(|error| error.exit())
+    }
+
+    /// The command line of these words, the first of which is the program.
+    ///
+    /// # Errors
+    ///
+    /// What cannot be meant, for people; or the help that was asked for.
+    pub fn of(words: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Self, clap::Error> {
+        let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
+        let parse = |words: &[OsString]| Self::command().try_get_matches_from(words);
+        let matches = match (parse(&words), serve_first(&words)) {
+            (Ok(matches), _) => matches,
+            // Flags of serve before the word itself: they mean the same.
+            (Err(error), Some(words)) if error.kind() == ErrorKind::ArgumentConflict => {
+                parse(&words).map_err(|_| error)?
+            }
+            (Err(error), _) => return Err(blamed(error, &words)),
+        };
+        let mut cli = Self::from_arg_matches(&matches)?;
+        match (&mut cli.command, matches.subcommand()) {
+            (Some(Command::Serve(args)), Some((_, matches))) => args.choose_cores(matches),
+            (Some(Command::Explain { attributes, .. }), _) => {
+                if let Some(name) = twice(attributes) {
+                    let message = format!("the attribute `{name}` comes twice");
+                    return Err(Self::command().error(ErrorKind::ArgumentConflict, message));
+                }
+            }
+            _ => cli.serve.choose_cores(&matches),
         }
-        cli
+        Ok(cli)
     }
 }
 
+/// The words with `serve`, if it comes later, as the first.
+fn serve_first(words: &[OsString]) -> Option<Vec<OsString>> {
+    let at = words.iter().rposition(|word| word == "serve").filter(|&at| at > 1)?;
+    let mut words = words.to_vec();
+    let serve = words.remove(at);
+    words.insert(1, serve);
+    Some(words)
+}
+
+/// Where a value comes from an environment variable, the error must name that: the flag is nowhere on the command line.
+fn blamed(error: clap::Error, words: &[OsString]) -> clap::Error {
+    let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else {
+        return error;
+    };
+    let flag = argument.split([' ', '=', '[']).next().unwrap_or_default();
+    let is_flag = |word: &OsStr| word.as_encoded_bytes().split(|&byte| byte == b'=').next() == Some(flag.as_bytes());
+    let serve = ServeArgs::augment_args(clap::Command::new("sluice"));
+    let known = serve.get_arguments().find(|known| known.get_long() == flag.strip_prefix("--"));
+    let is_address = argument.contains("<ADDR>");
+    let variable = known.and_then(clap::Arg::get_env).map(OsStr::to_string_lossy);
+    let value = variable.as_deref().and_then(std::env::var_os);
+    let (Some(variable), Some(value), false) = (variable, value, words.iter().any(|word| is_flag(word))) else {
+        return error;
+    };
+    let why = match (error.source(), error.get(ContextKind::ValidValue)) {
+        _ if value.is_empty() && is_address => format!("it is set, and empty; unset it, or {}", config::ADDRESS_HINT),
+        _ if value.is_empty() => "it is set, and empty; unset it for the default".to_owned(),
+        (Some(why), _) => why.to_string(),
+        (None, Some(valid)) => format!("must be one of {valid}"),
+        (None, None) => "cannot be understood".into(),
+    };
+    let message = format!("the environment variable {variable}={value:?}: {why}");
+    Cli::command().error(error.kind(), message)
+}
+
 impl ServeArgs {
+    /// `--cores` and `--cpus` say the same, so one of them counts: a flag before the environment, the later flag before the
+    /// earlier, and `SLUICE_CPUS` before `SLUICE_CORES`.
+    fn choose_cores(&mut self, matches: &ArgMatches) {
+        let rank = |name| {
+            let is_flag = matches.value_source(name) == Some(ValueSource::CommandLine);
+            (is_flag, matches.index_of(name).filter(|_| is_flag))
+        };
+        if self.cores.is_some() && rank("cores") > rank("cpus") {
+            self.cpus = None;
+        }
+    }
+
     /// The settings: the file's, and over them what flags and environment say.
     ///
     /// # Errors
@@ -167,6 +248,10 @@ fn twice(attributes: &[(String, String)]) -> Option<&str> {
     (0..attributes.len()).find(|&at| earlier(at)).map(|at| attributes[at].0.as_str())
 }
 
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|error| format!("{error} ({})", config::ADDRESS_HINT))
+}
+
 fn log_level(text: &str) -> Result<String, String> {
     if config::is_log_filter(text) {
         Ok(text.into())
@@ -200,7 +285,7 @@ mod tests {
     #[test]
     fn the_later_of_cores_and_cpus_wins() {
         let cores = |words: &[&str]| {
-            let cli = Cli::parse_from([&["sluice"], words].concat());
+            let cli = Cli::of([&["sluice"], words].concat()).unwrap();
             cli.serve.settings().unwrap().cores
         };
         assert_eq!(cores(&["--cores", "2"]), Cores::Count(2));
@@ -208,5 +293,14 @@ mod tests {
         assert_eq!(cores(&["--cpus", "0"]), Cores::List(vec![0]));
         assert_eq!(cores(&["--cores", "2", "--cpus", "1"]), Cores::List(vec![1]));
         assert_eq!(cores(&["--cpus", "1", "--cores", "2"]), Cores::Count(2));
+    }
+
+    #[test]
+    fn flags_of_serve_may_come_before_the_word() {
+        let cli = Cli::of(["sluice", "--listen-resp", "127.0.0.1:9", "serve", "--cores", "1"]).unwrap();
+        let Some(Command::Serve(args)) = cli.command else { panic!("{cli:?}") };
+        assert_eq!(args.listen_resp, Some(SocketAddr::from(([127, 0, 0, 1], 9))));
+        assert_eq!(args.cores, Some(Cores::Count(1)));
+        assert!(Cli::of(["sluice", "--cores", "1", "explain", "path=/a"]).is_err());
     }
 }

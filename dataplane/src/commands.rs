@@ -2,11 +2,13 @@
 
 use std::{
     fmt,
-    io::{self, Write},
+    fs::File,
+    io::{self, Read, Write},
     path::{Path, PathBuf},
 };
 
 use policy_sync::{
+    check,
     explain::{Explanation, Outcome, explain},
     file,
     model::{Allowance, Mode, Policy, QuotaPeriod},
@@ -15,7 +17,7 @@ use thiserror::Error;
 use toml::de::{DeTable, DeValue};
 
 use crate::{
-    config::{ConfigError, Settings},
+    config::{self, ConfigError, Settings},
     control::{self, PolicyError},
     policy::{LoadedPolicy, LocalTerms, RuleSlots},
 };
@@ -61,36 +63,64 @@ enum Kind {
     Policy,
 }
 
-/// Checks a config file and the policy that it names, or a policy file; writes what it found to be right.
+/// Checks a config file and the policy that it names, or a policy file; writes what it found to be right. The file is
+/// read once, so it may be a pipe.
 ///
 /// # Errors
 ///
 /// Everything that is wrong.
-pub fn check_config(path: &Path, out: &mut impl Write) -> Result<(), CommandError> {
-    let text = std::fs::read(path).map_err(|error| CommandError::Read { path: path.into(), error })?;
-    let text = String::from_utf8_lossy(&text);
-    let table = DeTable::parse_recoverable(&text).0.into_inner();
+pub fn check_config(path: &Path, unix_ms: i64, out: &mut impl Write) -> Result<(), CommandError> {
+    let bytes = read_bounded(path).map_err(|error| CommandError::Read { path: path.into(), error })?;
+    let text = String::from_utf8_lossy(&bytes);
+    // Nothing that large is a config, and going on after an error would only cost memory.
+    let is_large = bytes.len() as u64 > config::FILE_BYTES_MAX;
+    let table = if is_large { DeTable::new() } else { DeTable::parse_recoverable(&text).0.into_inner() };
     let mut faults = Vec::new();
-    let mut policy_path = Some(path.to_path_buf());
     let mut rules_max = Settings::default().limits.rules_max;
-    if kind_of(&table) == Kind::Config {
-        // Even where the config is wrong elsewhere, the policy that it names is worth checking.
-        policy_path = table.get("policy").and_then(|value| value.get_ref().as_str()).map(PathBuf::from);
-        match Settings::read(path) {
+    let policy = if is_large || kind_of(&table) == Kind::Policy {
+        Some((path.to_path_buf(), control::of_bytes(bytes.clone(), path, file::FIRST_VERSION)))
+    } else {
+        match check_settings(&bytes, path) {
+            Ok(_) if table.is_empty() => {
+                let name = path.display();
+                writeln!(out, "ok: {name} is empty: a config of defaults; as a policy it would be refused")?;
+            }
             Ok(settings) => {
                 rules_max = settings.limits.rules_max;
                 writeln!(out, "ok: {} is a config file", path.display())?;
             }
             Err(error) => faults.push(FileFaults::new(path, Kind::Config, error.problems.len(), &error)),
         }
-    }
-    if let Some(path) = policy_path {
-        match check_policy(&path, rules_max) {
-            Ok(policy) => writeln!(out, "ok: {} is a policy file with {}", path.display(), size(&policy))?,
+        // Even where the config is wrong elsewhere, the policy that it names is worth checking.
+        let path = table.get("policy").and_then(|value| value.get_ref().as_str()).map(PathBuf::from);
+        path.map(|path| (path.clone(), control::read(Some(&path), file::FIRST_VERSION)))
+    };
+    if let Some((path, read)) = policy {
+        match check_policy(&path, read, rules_max) {
+            Ok(policy) => {
+                writeln!(out, "ok: {} is a policy file with {}", path.display(), size(&policy, unix_ms))?;
+                if let Some(remark) = check::stars_in_identities(&policy) {
+                    writeln!(out, "warning: {}: {remark}", path.display())?;
+                }
+            }
             Err(fault) => faults.push(fault),
         }
     }
     if faults.is_empty() { Ok(()) } else { Err(CommandError::Faults(faults)) }
+}
+
+/// Reads as much as the larger of the two kinds of file may have, and one byte: that tells one that is too large.
+fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(file::FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn check_settings(bytes: &[u8], path: &Path) -> Result<Settings, ConfigError> {
+    let name = path.display().to_string();
+    let settings = Settings::of_bytes(bytes, &name)?;
+    settings.check_machine(&String::from_utf8_lossy(bytes), &name)?;
+    Ok(settings)
 }
 
 /// Which of the two a file is meant to be. A config has at least one setting, or nothing; a policy has `[[rule]]` or
@@ -112,9 +142,9 @@ fn kind_of(table: &DeTable<'_>) -> Kind {
     }
 }
 
-/// Reads and compiles a policy, as serving it would.
-fn check_policy(path: &Path, rules_max: usize) -> Result<Policy, FileFaults> {
-    let policy = control::read(Some(path), file::FIRST_VERSION).map_err(|error| {
+/// Compiles a policy that was read, as serving it would.
+fn check_policy(path: &Path, read: Result<Policy, PolicyError>, rules_max: usize) -> Result<Policy, FileFaults> {
+    let policy = read.map_err(|error| {
         let count = match &error {
             PolicyError::File(file::ReadError::Problems(problems)) => problems.list().len() + problems.more(),
             _ => 1,
@@ -127,10 +157,15 @@ fn check_policy(path: &Path, rules_max: usize) -> Result<Policy, FileFaults> {
     }
 }
 
-fn size(policy: &Policy) -> String {
+fn size(policy: &Policy, unix_ms: i64) -> String {
     let of = |mode| policy.rules.iter().filter(|rule| rule.mode == mode).count();
     let (rules, overrides) = (counted(policy.rules.len(), "rule"), counted(policy.overrides.len(), "override"));
-    format!("{rules} ({} in shadow, {} off) and {overrides}", of(Mode::Shadow), of(Mode::Off))
+    let expired = policy.overrides.iter().filter_map(|over| over.expires);
+    let expired = match expired.filter(|expires| expires.as_millisecond() <= unix_ms).count() {
+        0 => String::new(),
+        count => format!(" ({count} expired)"),
+    };
+    format!("{rules} ({} in shadow, {} off) and {overrides}{expired}", of(Mode::Shadow), of(Mode::Off))
 }
 
 fn counted(count: usize, what: &str) -> String {
@@ -183,6 +218,7 @@ pub fn explain_request(
         });
         writeln!(out, "{page:#}")?;
     } else {
+        writeln!(out, "policy: {}\n", control::source_name(source.as_deref()))?;
         write_table(&explanations, out)?;
     }
     Ok(())

@@ -1,14 +1,18 @@
 //! All settings of the server, with their defaults. `sluice.toml` at the root of the repository documents each; a test
 //! holds the file and these defaults against each other.
 //!
-//! `reading` turns a file into settings, `bounds` says which values make sense, `problem` how people are told.
+//! `reading` turns a file into settings, `bounds` says which values make sense, `machine` which of them this machine can
+//! serve, `problem` how people are told.
 
 mod bounds;
+mod machine;
 mod problem;
 mod reading;
 
 use std::{
     fmt,
+    fs::File,
+    io::{self, Read},
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     str::FromStr,
@@ -21,11 +25,18 @@ use serde::{
 
 pub use self::{
     bounds::is_log_filter,
+    machine::read_password,
     problem::{ConfigError, Problem},
 };
 use policy_sync::model::OnFailure;
 
 use crate::{limits::CORES_MAX, listener::TransportChoice, policy::LocalTerms, store::breaker::BreakerSettings};
+
+/// The largest config file, in bytes: 1 MiB.
+pub const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// How an address is written.
+pub const ADDRESS_HINT: &str = "write it as \"127.0.0.1:6390\" or \"[::1]:6390\"";
 
 /// All settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -305,8 +316,27 @@ impl Settings {
     /// Everything that is wrong with it, each with its line.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let name = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|error| ConfigError::unreadable(&name, &error))?;
-        Self::parse(&text, &name)
+        let mut bytes = Vec::new();
+        // One byte more than allowed tells a file that is too large, whatever its metadata says.
+        let read = File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
+        read.map_err(|error| ConfigError::unreadable(&name, &error))?;
+        Self::of_bytes(&bytes, &name)
+    }
+
+    /// As [`parse`](Self::parse), of what was read from a file.
+    ///
+    /// # Errors
+    ///
+    /// Everything that is wrong with it, each with its line.
+    pub fn of_bytes(bytes: &[u8], source: &str) -> Result<Self, ConfigError> {
+        let unreadable = |why: String| ConfigError::unreadable(source, &io::Error::other(why));
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            return Err(unreadable(format!(
+                "larger than {FILE_BYTES_MAX} bytes, the most that a config file may have"
+            )));
+        }
+        let text = std::str::from_utf8(bytes).map_err(|_| unreadable("not UTF-8 text".into()))?;
+        Self::parse(text, source)
     }
 
     /// Reads and checks the text of a config file. `source` is what problems call it.
@@ -325,6 +355,26 @@ impl Settings {
     /// All values that are out of their bounds.
     pub fn check(&self) -> Result<(), ConfigError> {
         let problems: Vec<_> = bounds::violations(self).into_iter().map(Problem::from).collect();
+        if problems.is_empty() { Ok(()) } else { Err(ConfigError { problems }) }
+    }
+
+    /// Checks that this machine has the memory; all else that it may lack is found by whoever needs it.
+    ///
+    /// # Errors
+    ///
+    /// When it has not.
+    pub fn check_memory(&self) -> Result<(), ConfigError> {
+        let lack = machine::lacks_memory(self);
+        lack.map_or(Ok(()), |lack| Err(ConfigError { problems: vec![lack.into()] }))
+    }
+
+    /// Checks, for settings that were read from this text, that this machine can serve them.
+    ///
+    /// # Errors
+    ///
+    /// All that it lacks, each with the line that asks for it.
+    pub fn check_machine(&self, text: &str, source: &str) -> Result<(), ConfigError> {
+        let problems = reading::placed(text, source, machine::lacks(self));
         if problems.is_empty() { Ok(()) } else { Err(ConfigError { problems }) }
     }
 }

@@ -4,6 +4,7 @@
 //! with every problem logged, and then the old one goes on.
 
 use std::{
+    io,
     net::TcpListener,
     path::{Path, PathBuf},
     sync::{
@@ -19,7 +20,7 @@ use notify::{
     EventKind, RecursiveMode, Watcher,
     event::{AccessKind, AccessMode, ModifyKind},
 };
-use policy_sync::{file, model::Policy};
+use policy_sync::{check, file, model::Policy};
 use thiserror::Error;
 
 use crate::{
@@ -57,6 +58,13 @@ pub enum PolicyError {
     Load(#[from] LoadError),
 }
 
+impl PolicyError {
+    /// Whether there is no file at all.
+    fn is_gone(&self) -> bool {
+        matches!(self, Self::File(file::ReadError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound)
+    }
+}
+
 /// The policy's source and its state, on the control executor.
 pub struct Control {
     source: Option<PathBuf>,
@@ -77,6 +85,7 @@ impl Control {
         let mut slots = RuleSlots::new(rules_max);
         let policy = read(source.as_deref(), 1)?;
         let (loaded, _) = LoadedPolicy::load(policy, seed, local, &mut slots)?;
+        warn_of_stars(&loaded.policy);
         Ok(Self { source, seed, local, slots, in_force: Arc::new(ArcSwap::from_pointee(loaded)), version: 1 })
     }
 
@@ -99,7 +108,11 @@ impl Control {
             }
             Ok(Some(LoadedPolicy::load(policy, self.seed, self.local, &mut self.slots)?))
         });
+        let was_refused = outcome.is_ok() && process.reloads.refusal.swap(None).is_some();
         match outcome {
+            Ok(None) if was_refused => {
+                tracing::info!(version = self.version, "the policy file is good again, and what is in force");
+            }
             // A rename of something else in the folder is no news; whoever sent SIGHUP wants an answer.
             Ok(None) if !was_asked => {}
             Ok(None) => tracing::info!(version = self.version, "policy read again: nothing changed"),
@@ -110,12 +123,18 @@ impl Control {
                 process.reloads.publish_names(&self.slots);
                 self.in_force.store(Arc::new(loaded));
                 process.reloads.applied.fetch_add(1, Ordering::Relaxed);
+                warn_of_stars(&self.in_force.load().policy);
                 tracing::info!(version = self.version, rules, overrides, "policy in force");
             }
             Err(error) => {
                 process.reloads.refused.fetch_add(1, Ordering::Relaxed);
-                process.reloads.last_refusal.store(Some(Arc::new(error.to_string())));
-                tracing::error!(version = self.version, "policy refused, the old one goes on:\n{error}");
+                let refusal = Refusal { why: error.to_string(), unix_ms: process.clock.now().unix_ms };
+                process.reloads.refusal.store(Some(Arc::new(refusal)));
+                if error.is_gone() {
+                    tracing::error!(version = self.version, %error, "the policy file is gone, the old policy goes on");
+                } else {
+                    tracing::error!(version = self.version, "policy refused, the old one goes on:\n{error}");
+                }
             }
         }
     }
@@ -127,10 +146,25 @@ pub(crate) fn read(source: Option<&Path>, version: u64) -> Result<Policy, Policy
         Some(path) => file::read(path)?,
         None => file::parse(EXAMPLE_POLICY, EXAMPLE_NAME)?,
     };
+    with_rules(policy, source, version)
+}
+
+/// As [`read`], of what was read from this file.
+pub(crate) fn of_bytes(bytes: Vec<u8>, path: &Path, version: u64) -> Result<Policy, PolicyError> {
+    with_rules(file::parse_bytes(bytes, path)?, Some(path), version)
+}
+
+fn with_rules(policy: Policy, source: Option<&Path>, version: u64) -> Result<Policy, PolicyError> {
     if policy.rules.is_empty() {
         return Err(PolicyError::NoRules(source_name(source)));
     }
     Ok(Policy { version, ..policy })
+}
+
+fn warn_of_stars(policy: &Policy) {
+    if let Some(remark) = check::stars_in_identities(policy) {
+        tracing::warn!("{remark}");
+    }
 }
 
 /// What people call the policy's source.
@@ -145,10 +179,19 @@ pub struct Reloads {
     pub applied: AtomicU64,
     /// Policies refused.
     pub refused: AtomicU64,
-    /// What was wrong with the last one that was refused.
-    pub last_refusal: ArcSwapOption<String>,
+    /// What is wrong with the policy file as it was last read; nothing once it is good again.
+    pub refusal: ArcSwapOption<Refusal>,
     /// Rule names with their slot, and what the slot's counters showed when it got the name.
     pub names: ArcSwap<Vec<RuleCounters>>,
+}
+
+/// A policy that was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// What is wrong with it.
+    pub why: String,
+    /// When it was read.
+    pub unix_ms: i64,
 }
 
 /// A rule's counters.
@@ -279,12 +322,13 @@ fn watch(path: &Path, orders: Arc<Orders>) -> Result<notify::RecommendedWatcher,
     Ok(watcher)
 }
 
-/// Whether an event may have put new content in place: a file closed after writing, or something renamed or linked. A
+/// Whether an event may have put new content in place: a file closed after writing, or something renamed or linked; or
+/// taken ours away, which is worth saying. A
 /// write that goes on is no reason to look: half a policy may be a valid one. A rename of anything in the folder is one,
 /// since the file may be reached through a link that is replaced (as Kubernetes does it).
 fn is_finished(kind: &EventKind, is_ours: bool) -> bool {
     match kind {
-        EventKind::Access(AccessKind::Close(AccessMode::Write)) => is_ours,
+        EventKind::Access(AccessKind::Close(AccessMode::Write)) | EventKind::Remove(_) => is_ours,
         EventKind::Modify(ModifyKind::Name(_)) => true,
         _ => false,
     }

@@ -1,4 +1,4 @@
-//! How many files the process may open, and what that leaves for connections.
+//! How many files the process may open, and what that leaves for connections; and how much memory it may lock.
 #![allow(unsafe_code)]
 
 use std::{io, num::NonZero};
@@ -20,6 +20,26 @@ const FILES_PER_CORE: u64 = 16;
 #[derive(Debug, Error)]
 #[error("the process may open {0} files, too few to serve; raise the limit (ulimit -n, LimitNOFILE=)")]
 pub struct TooFewFiles(u64);
+
+/// What glommio asks for.
+const LOCKED_BYTES_MIN: u64 = 512 * 1024;
+
+/// The process may not lock the memory that rings are made of.
+#[derive(Debug, Error)]
+#[error("needs 512 KiB of locked memory; raise ulimit -l or LimitMEMLOCK= (it is {} KiB)", .0 / 1024)]
+pub struct TooLittleLockedMemory(u64);
+
+/// Asks for the limit on locked memory, before glommio does.
+///
+/// # Errors
+///
+/// When it is too low.
+pub fn check_locked_memory() -> Result<(), TooLittleLockedMemory> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointer is to a valid rlimit, which the call fills.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } == 0;
+    if known && limit.rlim_cur < LOCKED_BYTES_MIN { Err(TooLittleLockedMemory(limit.rlim_cur)) } else { Ok(()) }
+}
 
 /// Raises the soft limit to the hard one, and lowers `connections_max` to what fits.
 ///

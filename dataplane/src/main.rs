@@ -4,10 +4,8 @@
 use std::{
     io::{self, Write},
     net::Ipv4Addr,
-    os::unix::fs::MetadataExt,
-    path::Path,
     process::ExitCode,
-    sync::{Arc, mpsc},
+    sync::mpsc,
 };
 
 use signal_hook::{
@@ -18,7 +16,7 @@ use sluice::{
     cli::{Cli, Command, ServeArgs},
     clock::Clock,
     commands,
-    config::{LogFormat, Settings},
+    config::{self, Log, LogFormat, Settings},
     control::{self, Control},
     listener::TransportChoice,
     server::{self, Process, Request},
@@ -28,13 +26,14 @@ type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {
     let cli = Cli::of_process();
+    let unix_ms = Clock::start().now().unix_ms;
     let outcome = match cli.command {
-        None => serve(&cli.serve),
-        Some(Command::Serve(args)) => serve(&args),
-        Some(Command::CheckConfig { file }) => commands::check_config(&file, &mut io::stdout()).map_err(Into::into),
+        None => return serve(&cli.serve),
+        Some(Command::Serve(args)) => return serve(&args),
+        Some(Command::CheckConfig { file }) => commands::check_config(&file, unix_ms, &mut io::stdout()),
         Some(Command::Explain { config, policy, json, attributes }) => {
-            let (config, policy, unix_ms) = (config.as_deref(), policy.as_deref(), Clock::start().now().unix_ms);
-            commands::explain_request(config, policy, &attributes, unix_ms, json, &mut io::stdout()).map_err(Into::into)
+            let (config, policy) = (config.as_deref(), policy.as_deref());
+            commands::explain_request(config, policy, &attributes, unix_ms, json, &mut io::stdout())
         }
     };
     match outcome {
@@ -46,10 +45,32 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve(args: &ServeArgs) -> Outcome {
-    let mut settings = args.settings()?;
-    start_log(&settings);
-    let password = settings.resp.password_file.as_deref().map(read_password).transpose()?;
+/// Serves, and says why not: to whoever reads the log, where that is a program, and else to the terminal.
+fn serve(args: &ServeArgs) -> ExitCode {
+    let settings = args.settings();
+    let log = match &settings {
+        Ok(settings) => settings.log.clone(),
+        Err(_) => Log { format: args.log_format.unwrap_or_default(), ..Log::default() },
+    };
+    start_log(&log);
+    match settings.map_err(Into::into).and_then(serve_with) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            if log.format == LogFormat::Json && tracing::enabled!(tracing::Level::ERROR) {
+                tracing::error!(%error, "cannot serve");
+            } else {
+                eprintln!("{error}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve_with(mut settings: Settings) -> Outcome {
+    let wrong = |error| format!("resp.password_file {error}");
+    let password = settings.resp.password_file.as_deref().map(config::read_password).transpose().map_err(wrong)?;
+    settings.check_memory()?;
+    sluice::files::check_locked_memory()?;
     sluice::files::fit(&mut settings)?;
     let seed = getrandom::u64().map_err(|error| format!("the system gives no random numbers: {error}"))?;
     let control = Control::new(settings.policy.clone(), seed, settings.redis.local_terms(), settings.limits.rules_max)?;
@@ -64,66 +85,53 @@ fn serve(args: &ServeArgs) -> Outcome {
         }
     })?;
     server::run(settings, password.as_ref(), control, &requests, announce)?;
+    tracing::info!("left");
     Ok(())
 }
 
-fn start_log(settings: &Settings) {
+fn start_log(settings: &Log) {
     // The level was checked with the other settings.
-    let filter = tracing_subscriber::EnvFilter::try_new(&settings.log.level).unwrap_or_default();
+    let filter = tracing_subscriber::EnvFilter::try_new(&settings.level).unwrap_or_default();
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    match settings.log.format {
+    match settings.format {
         LogFormat::Text => log.with_ansi(io::IsTerminal::is_terminal(&io::stderr())).init(),
         LogFormat::Json => log.json().init(),
     }
 }
 
-/// The password of a file, which holds it as its only line.
-fn read_password(path: &Path) -> Result<Arc<str>, String> {
-    let wrong = |why: &str| format!("resp.password_file {}: {why}", path.display());
-    let text = std::fs::read_to_string(path).map_err(|error| wrong(&format!("cannot be read: {error}")))?;
-    let password = text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
-    if password.is_empty() {
-        return Err(wrong("is empty; leave the setting out to need no password"));
-    }
-    if password.contains('\n') {
-        return Err(wrong("has more than one line; the password must be its only one"));
-    }
-    let mode = std::fs::metadata(path).map_or(0, |metadata| metadata.mode());
-    if mode & 0o007 != 0 {
-        tracing::warn!(path = %path.display(), "every user of this host can read the password file; try chmod o-rwx");
-    }
-    Ok(password.into())
-}
-
-/// Says what is served where, and one line to try.
+/// Says what is served where: to programs in the log, and to people, with one line to try, on standard output.
 fn announce(process: &Process) {
     let (settings, loaded) = (&process.settings, process.policy.load());
-    let unix = settings.resp.listen_unix.as_deref().map(|path| format!(" and {}", path.display()));
     let transport = match process.transport {
         TransportChoice::Auto => "auto",
         TransportChoice::Ring => "ring",
         TransportChoice::Plain => "plain",
     };
     let cpus: Vec<_> = process.cpus.iter().map(ToString::to_string).collect();
-    let address = process.resp_address;
+    let cpus = cpus.join(",");
+    let (resp, ops) = (process.resp_address, process.ops_address);
+    let source = control::source_name(settings.policy.as_deref());
+    let (version, rules) = (loaded.policy.version, loaded.policy.rules.len());
+    let unix = settings.resp.listen_unix.as_deref().map(|path| path.display().to_string());
+    tracing::info!(%resp, unix, %ops, cpus, transport, policy = source, policy_version = version, rules, "serving");
+    if settings.log.format == LogFormat::Json {
+        return;
+    }
     // What redis-cli asks by itself needs not be said.
-    let host = match address.ip() {
+    let host = match resp.ip() {
         ip if ip == Ipv4Addr::LOCALHOST || ip.is_unspecified() => String::new(),
         ip => format!(" -h {ip}"),
     };
+    let password = settings.resp.password_file.as_deref();
+    let password = password.map(|path| format!(" -a \"$(cat {})\"", path.display())).unwrap_or_default();
     let text = format!(
-        "sluice {version} serves RESP on {address}{unix}, ops on http://{ops}\n\
+        "sluice {program} serves RESP on {resp}{unix}, ops on http://{ops}\n\
          cores {cpus} ({transport} transport)\n\
-         policy: {source}, version {policy_version} with {rules} rules\n\
-         try: redis-cli{host} -p {port} CHECK path /v1/login method POST key ak_1\n",
-        version = env!("CARGO_PKG_VERSION"),
-        unix = unix.unwrap_or_default(),
-        ops = process.ops_address,
-        cpus = cpus.join(","),
-        source = control::source_name(settings.policy.as_deref()),
-        policy_version = loaded.policy.version,
-        rules = loaded.policy.rules.len(),
-        port = address.port(),
+         policy: {source}, version {version} with {rules} rules\n\
+         try: redis-cli{host} -p {port}{password} CHECK path /v1/login method POST key ak_1\n",
+        program = env!("CARGO_PKG_VERSION"),
+        unix = unix.map(|path| format!(" and {path}")).unwrap_or_default(),
+        port = resp.port(),
     );
     // A closed standard output is no reason not to serve.
     let mut out = io::stdout().lock();

@@ -120,7 +120,14 @@ fn check_config_says_what_is_right() {
     assert_eq!(run(&folder, &["check-config", "p.toml"]), (0, policy.into(), nothing.clone()));
     let both = format!("ok: c.toml is a config file\n{policy}");
     assert_eq!(run(&folder, &["check-config", "c.toml"]), (0, both, nothing.clone()));
-    assert_eq!(run(&folder, &["check-config", "empty.toml"]), (0, "ok: empty.toml is a config file\n".into(), nothing));
+    let empty = "ok: empty.toml is empty: a config of defaults; as a policy it would be refused\n";
+    assert_eq!(run(&folder, &["check-config", "empty.toml"]), (0, empty.into(), nothing));
+    // A pipe can be read only once.
+    let mut check = sluice(&folder, &["check-config", "/dev/stdin"]);
+    let mut check = check.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    check.stdin.take().unwrap().write_all(b"policy = \"p.toml\"\n").unwrap();
+    let (code, out, _) = told(check.wait_with_output().unwrap());
+    assert_eq!((code, out), (0, format!("ok: /dev/stdin is a config file\n{policy}")));
     // A policy that would be refused at start is refused here.
     let (code, _, error) = run(&folder, &["check-config", "no-rules.toml"]);
     assert_eq!(code, 1);
@@ -163,11 +170,73 @@ fn check_config_says_everything_that_is_wrong() {
 }
 
 #[test]
+fn check_config_asks_this_machine() {
+    let folder = folder(&[
+        ("c.toml", "cores = [255]\n[limits]\nbuckets = 4294967296\n[resp]\npassword_file = \"none\"\n"),
+        ("large.toml", &format!("cores = 1\n{}", "# \n".repeat(400_000))),
+        ("same.toml", "[resp]\nlisten = \"127.0.0.1:7000\"\n[ops]\nlisten = \"127.0.0.1:7000\"\n"),
+    ]);
+    let (code, _, error) = run(&folder, &["check-config", "c.toml"]);
+    assert_eq!(code, 1);
+    for begin in [
+        "c.toml:1: cores: core 255 is not among those that this process may use: ",
+        "c.toml:3: limits.buckets: needs 128 GiB, the system has ",
+        "c.toml:5: resp.password_file: none: cannot be read: ",
+    ] {
+        assert!(error.lines().any(|line| line.starts_with(begin)), "{begin:?} in {error}");
+    }
+    let (code, _, error) = run(&folder, &["check-config", "same.toml"]);
+    assert!(
+        code == 1 && error.contains("same.toml:4: ops.listen: must be another address than resp.listen"),
+        "{error}"
+    );
+    let (code, _, error) = run(&folder, &["--config", "large.toml"]);
+    assert!(code == 1 && error.contains("larger than 1048576 bytes, the most that a config file may have"), "{error}");
+}
+
+#[test]
+fn what_the_machine_cannot_hold_is_refused_at_start() {
+    let folder = folder(&[("c.toml", "[limits]\nbuckets = 4294967296\n")]);
+    let (code, _, error) = run(&folder, &["--config", "c.toml"]);
+    assert!(code == 1 && error.starts_with("limits.buckets: needs 128 GiB, the system has "), "{error}");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -l 256 && exec \"$0\"", env!("CARGO_BIN_EXE_sluice")]).current_dir(folder.path());
+    let (code, _, error) = told(shell.output().unwrap());
+    assert_eq!(code, 1);
+    assert!(error.starts_with("needs 512 KiB of locked memory; raise ulimit -l or LimitMEMLOCK="), "{error}");
+}
+
+#[test]
+fn overrides_that_do_nothing_are_remarked_on() {
+    let stars = POLICY.replace("[\"big\"]", "[\"big*\"]") + "expires = \"2020-01-01T00:00:00Z\"\n";
+    let folder = folder(&[("p.toml", &stars)]);
+    let (code, out, _) = run(&folder, &["check-config", "p.toml"]);
+    let expected = "\
+ok: p.toml is a policy file with 3 rules (1 in shadow, 1 off) and 1 override (1 expired)
+warning: p.toml: override of rule \"*\" for [\"big*\"]: identity values are exact; a * is no pattern here
+";
+    assert_eq!((code, out.as_str()), (0, expected));
+}
+
+#[test]
+fn a_refusal_is_one_event_of_a_json_log() {
+    let folder = folder(&[("p.toml", "[[rule]]\nname = \"a\"\nlimt = 1\n\n[[rule]]\nname = \"a\"\n")]);
+    let (code, out, error) = run(&folder, &["--policy", "p.toml", "--log-format", "json"]);
+    assert_eq!((code, out.as_str()), (1, ""));
+    let events: Vec<Value> = error.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let [event] = events.as_slice() else { panic!("{error}") };
+    assert_eq!((&event["level"], &event["fields"]["message"]), (&"ERROR".into(), &"cannot serve".into()));
+    assert!(event["fields"]["error"].as_str().unwrap().lines().count() > 1, "{error}");
+}
+
+#[test]
 fn explain_tells_people() {
     let folder = folder(&[("p.toml", POLICY), ("c.toml", "policy = \"p.toml\"\n")]);
     let (code, out, _) = run(&folder, &["explain", "--policy", "p.toml", "path=/a/b", "key=x"]);
     assert_eq!(code, 0);
     let expected = "\
+policy: p.toml
+
 RULE     MODE     APPLIES  WHY
 per-key  enforce  yes      key=x gets 2 at once, 1 each 90s
 off      off      no       the rule is off
@@ -212,7 +281,7 @@ fn serve_refuses_what_is_wrong() {
         (["--config", "c.toml"], "c.toml:2: limits.buckets: must be from 1024 to 4294967296, not 1\nc.toml:3: "),
         (["--config", "none.toml"], "none.toml: cannot be read: "),
         (["--policy", "p.toml"], "p.toml:1: rule \"a\": "),
-        (["--policy", "none.toml"], "none.toml: "),
+        (["--policy", "none.toml"], "none.toml: cannot be read: "),
         (["--policy", "empty"], "empty: has no rules, and would allow everything"),
         (["--config", "empty.toml"], "resp.password_file empty: is empty"),
         (["--config", "two.toml"], "resp.password_file two: has more than one line"),
@@ -221,6 +290,44 @@ fn serve_refuses_what_is_wrong() {
         assert_eq!((code, out.as_str()), (1, ""), "{words:?}");
         assert!(error.starts_with(expected), "{words:?}: {error}");
     }
+}
+
+#[test]
+fn the_environment_yields_to_flags_and_is_blamed_by_name() {
+    let folder = folder(&[]);
+    let ask = |words: &[&str], variables: &[(&str, &str)]| {
+        let mut command = sluice(&folder, &[words, &["--listen-resp", "192.0.2.1:1"]].concat());
+        if variables.iter().any(|(name, _)| *name == "SLUICE_LISTEN_RESP") {
+            command = sluice(&folder, words);
+        }
+        told(command.envs(variables.iter().copied()).output().unwrap())
+    };
+    // The address is nobody's: whoever gets as far as listening has understood its settings.
+    for (words, variable) in [
+        (["--cpus", "0"], ("SLUICE_CORES", "1")),
+        (["--cores", "1"], ("SLUICE_CPUS", "0")),
+        (["--cores", "1"], ("SLUICE_CORES", "0,")),
+    ] {
+        let (code, _, error) = ask(&words, &[variable]);
+        assert!(code == 1 && error.contains("cannot listen on 192.0.2.1:1"), "{words:?}, {variable:?}: {error}");
+    }
+    for (variable, value, why) in [
+        ("SLUICE_LISTEN_RESP", "localhost", "(write it as \"127.0.0.1:6390\" or \"[::1]:6390\")"),
+        (
+            "SLUICE_LISTEN_RESP",
+            "",
+            "it is set, and empty; unset it, or write it as \"127.0.0.1:6390\" or \"[::1]:6390\"",
+        ),
+        ("SLUICE_POLICY", "", "it is set, and empty; unset it for the default"),
+        ("SLUICE_TRANSPORT", "tcp", "must be one of auto, ring, plain"),
+        ("SLUICE_LOG_LEVEL", "inof", "write error, warn, info"),
+    ] {
+        let (code, _, error) = ask(&[], &[(variable, value)]);
+        let begin = format!("error: the environment variable {variable}={value:?}: ");
+        assert!(code == 2 && error.starts_with(&begin) && error.contains(why), "{error}");
+    }
+    let (code, _, error) = ask(&["--listen-resp", "localhost"], &[("SLUICE_LISTEN_RESP", "localhost")]);
+    assert!(code == 2 && error.contains("--listen-resp") && error.contains("write it as"), "{error}");
 }
 
 /// A running server. Killed when dropped.
@@ -351,16 +458,35 @@ fn the_password_is_asked_for_and_never_shown() {
     let folder = folder(&[("c.toml", config), ("password", "s3cret word\n")]);
     let log = std::fs::File::create(folder.path().join("log")).unwrap();
     let mut command = sluice(&folder, &[&ANYWHERE[..], &["--config", "c.toml"]].concat());
-    let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let said: String = lines.by_ref().take(4).map(|line| line.unwrap() + "\n").collect();
-    let mut server = Server { child, said };
+    let child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+    let mut server = Server { child, said: String::new() };
+    let event = |message: &str| -> Option<Value> {
+        let log = read(&folder.path().join("log"));
+        let mut events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        events.find_map(|event| (event["fields"]["message"] == message).then(|| event["fields"].clone()))
+    };
+    let began = Instant::now();
+    let serving = loop {
+        match event("serving") {
+            Some(fields) => break fields,
+            None => assert!(began.elapsed() < PATIENCE, "it does not say that it serves"),
+        }
+        std::thread::park_timeout(Duration::from_millis(5));
+    };
+    assert_eq!((&serving["policy_version"], &serving["cpus"]), (&1.into(), &"0".into()));
+    assert!(["ring", "plain"].contains(&serving["transport"].as_str().unwrap()));
+    let address = |name: &str| serving[name].as_str().unwrap().to_owned();
+    server.said = format!("RESP on {} http://{} ", address("resp"), address("ops"));
     assert!(server.ask(&["CHECK", "key", "a"]).starts_with("-NOAUTH"));
     assert!(server.ask(&["AUTH", "wrong"]).starts_with("-WRONGPASS"));
     assert!(server.ask(&["AUTH", "s3cret word"]).starts_with("+OK"));
     assert!(!server.http("GET /v1/status").1.contains("s3cret"));
     assert_eq!(server.leave(), Some(0));
+    let mut out = String::new();
+    server.child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    assert_eq!(out, "", "programs read the log");
     let log = read(&folder.path().join("log"));
+    assert!(log.trim_end().lines().last().unwrap().contains("\"message\":\"left\""), "{log}");
     assert!(!log.contains("s3cret"), "{log}");
     assert!(log.contains("every user of this host can read the password file"), "{log}");
     for line in log.lines() {
@@ -391,6 +517,9 @@ fn metrics_are_openmetrics() {
         "sluice_rule_checks_total{rule=\"per-key\",reason=\"allowed\"} 2",
         "sluice_rule_checks_total{rule=\"per-key\",reason=\"denied\"} 1",
         "sluice_connections_opened_total{core=\"0\"} 4",
+        "sluice_connections_closed_total{core=\"0\",why=\"idle\"} 0",
+        "sluice_ops_connections_refused_total 0",
+        "sluice_policy_file_refused 0.0",
         "sluice_buckets_inserted_total 1",
         "sluice_policy_version 1.0",
         "# UNIT process_start_time_seconds seconds",
@@ -457,6 +586,17 @@ fn a_slow_or_silent_client_of_the_ops_port_is_let_go() {
         assert!(is_closed(&end), "{end:?}");
     }
     assert_eq!(server.http("GET /healthz").1, "ok\n");
+    assert!(server.http("GET /metrics").1.contains("\nsluice_ops_connections_refused_total 1\n"));
+    assert_eq!(server.leave(), Some(0));
+}
+
+#[test]
+fn the_line_to_try_says_the_password() {
+    let folder = folder(&[("c.toml", "[resp]\npassword_file = \"password\"\n"), ("password", "s3cret\n")]);
+    let mut server = Server::start(sluice(&folder, &[&ANYWHERE[..], &["--config", "c.toml"]].concat()));
+    assert!(server.said.contains(" -a \"$(cat password)\" CHECK path"), "{}", server.said);
+    let info = server.ask(&["AUTH", "s3cret"]);
+    assert!(info.starts_with("+OK"), "{info}");
     assert_eq!(server.leave(), Some(0));
 }
 

@@ -88,7 +88,7 @@ def core_busy_secs(cores: list[int]) -> float:
 def generate(setup: Setup, server: Running, subject: Subject, args: list[str]) -> dict:
     """Runs the load generator; returns its report."""
     command = [str(setup.binaries / "sluice-load"), *server.target, "--protocol", subject.protocol]
-    command += ["--cores", str(setup.load_core), "--quiet", "--json", *subject.load_args, *args]
+    command += ["--cpus", str(setup.load_core), "--quiet", "--json", *subject.load_args, *args]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise LoadFailed(f"{subject.name}: {done.stderr.strip() or done.returncode}")

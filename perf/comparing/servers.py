@@ -70,7 +70,7 @@ def sluice(
     name: str, transport: str, policy: Path, protocol: str = "check", load_args: list[str] | None = None
 ) -> Subject:
     def command(place: Place) -> list[str]:
-        line = [str(place.binaries / "sluice"), "--cores", f"{place.core},", "--policy", str(policy)]
+        line = [str(place.binaries / "sluice"), "--cpus", str(place.core), "--policy", str(policy)]
         line += ["--transport", transport, "--log-level", "warn"]
         line += ["--listen-resp", f"127.0.0.1:{place.port}", "--listen-ops", f"127.0.0.1:{place.ops_port}"]
         return line + (["--listen-unix", str(place.unix)] if place.unix else [])

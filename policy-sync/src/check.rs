@@ -83,6 +83,20 @@ pub fn check(policy: &Policy) -> Vec<Finding> {
     findings.0
 }
 
+/// A remark on overrides that were probably meant as patterns, which identities never are. Nothing is wrong with them
+/// otherwise: `*` may be what a client sends.
+pub fn stars_in_identities(policy: &Policy) -> Option<String> {
+    let starred = |over: &&Override| over.identity.iter().any(|value| value.contains('*'));
+    let first = policy.overrides.iter().find(starred)?;
+    let more = match policy.overrides.iter().filter(starred).count() {
+        1 => String::new(),
+        count => format!(", and {} more", count - 1),
+    };
+    let identity = shown_list(&first.identity);
+    let rule = quoted(&first.rule);
+    Some(format!("override of rule {rule} for [{identity}]{more}: identity values are exact; a * is no pattern here"))
+}
+
 impl Field {
     /// The field of this name at the top of an item.
     pub fn new(name: impl Into<Cow<'static, str>>) -> Self {

@@ -1,6 +1,6 @@
 //! Why each rule applies to a request, or does not: the walk of `snapshot` for people.
 //!
-//! It looks at every rule and gives the first reason against, in the order in which the hot path would meet it. A
+//! It looks at every rule and gives one reason against, a value that does not match before one that is missing. A
 //! test holds both walks against each other.
 
 use std::fmt;
@@ -94,11 +94,9 @@ fn outcome(policy: &Policy, rule: &Rule, attributes: &[(&str, &[u8])], unix_ms: 
         return Outcome::Off;
     }
     let value = |name: &str| attributes.iter().find(|(given, _)| *given == name).map(|&(_, value)| value);
+    // A mismatch first: adding what is missing would not make the rule apply.
     for (attribute, pattern) in &rule.matches {
-        let Some(found) = value(attribute) else {
-            return Outcome::Missing { attribute: attribute.clone() };
-        };
-        if !holds(pattern, found) {
+        if let Some(found) = value(attribute).filter(|found| !holds(pattern, found)) {
             return Outcome::Mismatch {
                 attribute: attribute.clone(),
                 wanted: written(pattern),
@@ -106,7 +104,7 @@ fn outcome(policy: &Policy, rule: &Rule, attributes: &[(&str, &[u8])], unix_ms: 
             };
         }
     }
-    if let Some(attribute) = rule.per.iter().find(|name| value(name).is_none()) {
+    if let Some(attribute) = rule.matches.keys().chain(&rule.per).find(|name| value(name).is_none()) {
         return Outcome::Missing { attribute: attribute.clone() };
     }
     let mentioned = |name: &str| rule.matches.contains_key(name) || rule.per.iter().any(|per| per == name);

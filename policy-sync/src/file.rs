@@ -62,7 +62,7 @@ pub const FIRST_VERSION: u64 = 1;
 #[derive(Debug, Error)]
 pub enum ReadError {
     /// The file cannot be read.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: cannot be read: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
@@ -98,6 +98,15 @@ pub fn read(path: &Path) -> Result<Policy, ReadError> {
     let mut bytes = Vec::new();
     // One byte more than allowed tells a file that is too large, whatever its metadata says.
     File::open(path).map_err(io_error)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(io_error)?;
+    parse_bytes(bytes, path)
+}
+
+/// As [`read`], of what was read from this file.
+///
+/// # Errors
+///
+/// See [`ReadError`].
+pub fn parse_bytes(bytes: Vec<u8>, path: &Path) -> Result<Policy, ReadError> {
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(ReadError::TooLarge { path: path.into() });
     }

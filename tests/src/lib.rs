@@ -125,6 +125,11 @@ impl Server {
         std::fs::write(self.folder.path().join("policy.toml"), policy).expect("writing the policy");
     }
 
+    /// Deletes the policy file.
+    pub fn remove_policy(&self) {
+        std::fs::remove_file(self.folder.path().join("policy.toml")).expect("removing the policy");
+    }
+
     /// Asks the ops port; returns status and body.
     pub fn get(&self, path: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(self.ops).expect("connecting to the ops port");

@@ -31,7 +31,15 @@ fn redis_cli() {
         assert_eq!(cli(&["-3", "CHECK", "path", "/login", "key", "a"]).lines().nth(2), Some("8"));
         assert_eq!(cli(&["ECHO", "hello"]), "hello\n");
         assert_eq!(cli(&["CL.THROTTLE", "u", "15", "30", "60"]), "0\n16\n15\n-1\n2\n");
-        assert!(cli(&["INFO"]).contains("total_checks:2"));
+        let info = cli(&["INFO"]);
+        assert!(info.contains("total_checks:2"));
+        // What `redis-cli --stat` shows.
+        for field in
+            ["connected_clients:", "blocked_clients:0", "total_commands_processed:", "total_connections_received:"]
+        {
+            assert!(info.contains(field), "{field:?} in {info}");
+        }
+        assert!(!info.contains("used_memory:0"), "{info}");
         assert!(cli(&["COMMAND", "COUNT"]).trim().parse::<u32>().unwrap() > 10);
         assert!(cli(&["COMMAND", "DOCS", "check"]).contains("may this request pass"));
         assert_eq!(cli(&["SELECT", "0"]), "OK\n");

@@ -1,9 +1,13 @@
 //! Starting, spreading connections, and leaving.
 #![allow(missing_docs)]
 
-use std::process::Command;
+use std::{
+    io::{BufRead, BufReader},
+    net::TcpStream,
+    process::{Command, Stdio},
+};
 
-use sluice_e2e::{Reply, Server, Setup, binary, request};
+use sluice_e2e::{Client, Reply, Server, Setup, binary, request};
 
 const POLICY: &str = r#"
 [[rule]]
@@ -107,12 +111,53 @@ fn it_does_not_share_a_port_unless_told_to() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("another process listens on") && text.contains("--share-port"), "{text}");
-    let mut second = start(&["--share-port"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut second = start(&["--share-port"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(second.stdout.take().unwrap()), &mut line).unwrap();
+    BufReader::new(second.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert!(line.contains(&address), "{line}");
     second.kill().unwrap();
     second.wait().unwrap();
+}
+
+#[test]
+fn it_starts_again_where_it_has_just_left() {
+    for transport in ["ring", "plain"] {
+        let (resp, ops) = {
+            let server = Server::start(&Setup::new(transport), POLICY);
+            (server.resp.to_string(), server.ops.to_string())
+        };
+        for round in 0..10 {
+            let mut command = Command::new(binary());
+            command.args(["--listen-resp", &resp, "--listen-ops", &ops, "--cores", "2", "--transport", transport]);
+            let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            let mut said = BufReader::new(child.stdout.take().unwrap());
+            let mut line = String::new();
+            said.read_line(&mut line).unwrap();
+            let mut client = line.contains(&resp).then(|| Client::new(TcpStream::connect(&resp).unwrap()));
+            if let Some(client) = &mut client {
+                client.ask(&["PING"]);
+                Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status().unwrap();
+            }
+            let output = child.wait_with_output().unwrap();
+            let log = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{transport}, round {round}: {log}");
+            assert!(!log.contains("accept failed"), "{transport}, round {round}: {log}");
+        }
+    }
+}
+
+#[test]
+fn a_port_is_handed_over_with_an_ops_port_of_its_own() {
+    let server = Server::start(&Setup::new("ring"), POLICY);
+    let mut command = Command::new(binary());
+    command.args(["--share-port", "--listen-resp", &server.resp.to_string(), "--listen-ops", &server.ops.to_string()]);
+    let output = command.output().unwrap();
+    let expected = format!(
+        "the ops port {} is taken; give the new process another --listen-ops (share_port is for RESP only)\n",
+        server.ops
+    );
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && text.ends_with(&expected), "{text}");
 }
 
 #[test]

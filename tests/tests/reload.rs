@@ -115,5 +115,21 @@ fn a_bad_file_is_reported_and_the_old_policy_goes_on() {
         server.overwrite_policy("");
         server.until("it is refused", |server| server.status()["policy"]["reloads_refused"].as_u64() >= Some(2));
         assert_eq!(client.check(&["key", "a"]).limit, 20);
+        let is_refused = |server: &Server| {
+            let told = server.status()["policy"]["last_refusal_unix_ms"].as_i64();
+            let refused = server.metric("sluice_policy_file_refused") == 1;
+            assert!(!refused || told.is_none_or(|unix_ms| unix_ms > 1_700_000_000_000));
+            refused
+        };
+        assert!(is_refused(&server));
+        server.overwrite_policy(&one(20));
+        server.until("what is in force came back", |server| !is_refused(server));
+        assert!(server.status()["policy"]["last_refusal"].is_null());
+        server.remove_policy();
+        server.until("it is gone", is_refused);
+        assert_eq!(client.check(&["key", "a"]).limit, 20);
+        server.write_policy(&one(30));
+        server.until("it is back", |server| !is_refused(server));
+        assert_eq!(client.check(&["key", "a"]).limit, 30);
     }
 }

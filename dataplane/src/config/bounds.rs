@@ -1,6 +1,6 @@
 //! Which values make sense: every bound of a setting, in one place.
 
-use std::{fmt::Display, ops::RangeInclusive};
+use std::{fmt::Display, net::SocketAddr, ops::RangeInclusive};
 
 use tracing_subscriber::EnvFilter;
 
@@ -34,6 +34,7 @@ pub(super) fn violations(settings: &Settings) -> Vec<Violation> {
     found.within("limits.stall_timeout_ms", limits.stall_timeout_ms, 0..=DURATION_MS_MAX);
     found.transport(&settings.transport);
     found.within("ops.connections_max", settings.ops.connections_max, 1..=4096);
+    found.addresses(settings.resp.listen, settings.ops.listen);
     found.within("shutdown.drain_ms", settings.shutdown.drain_ms, 0..=DURATION_MS_MAX);
     found.within("shutdown.grace_ms", settings.shutdown.grace_ms, 0..=DURATION_MS_MAX);
     let level = &settings.log.level;
@@ -93,6 +94,13 @@ impl Violations {
         self.within("redis.breaker.probes", breaker.probes, 1..=PROBES_MAX);
     }
 
+    /// Both faces on one port would look like another process that listens there.
+    fn addresses(&mut self, resp: SocketAddr, ops: SocketAddr) {
+        let overlap = resp.ip() == ops.ip() || resp.ip().is_unspecified() || ops.ip().is_unspecified();
+        let same = overlap && resp.port() == ops.port() && ops.port() != 0;
+        self.must(!same, "ops.listen", &format!("another address than resp.listen ({resp})"), &ops);
+    }
+
     fn resp(&mut self, resp: &super::Resp) {
         self.must(resp.unix_mode <= 0o777, "resp.unix_mode", "from 0o000 to 0o777", &format!("{:#o}", resp.unix_mode));
         self.within("resp.args_max", resp.args_max, 8..=4096);
@@ -147,6 +155,7 @@ mod tests {
         settings.transport.ring_buffers = 100;
         settings.transport.ring_buffer_bytes = 5000;
         settings.log.level = "loud".into();
+        settings.ops.listen = settings.resp.listen;
         let found: Vec<_> = violations(&settings).iter().map(|one| one.setting).collect();
         let expected = [
             "cores",
@@ -155,8 +164,22 @@ mod tests {
             "limits.buckets",
             "transport.ring_buffers",
             "transport.ring_buffer_bytes",
+            "ops.listen",
             "log.level",
         ];
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn the_two_faces_have_addresses_of_their_own() {
+        let refused = |resp: &str, ops: &str| {
+            let mut settings = Settings::default();
+            (settings.resp.listen, settings.ops.listen) = (resp.parse().unwrap(), ops.parse().unwrap());
+            violations(&settings).iter().any(|one| one.setting == "ops.listen")
+        };
+        assert!(refused("127.0.0.1:7000", "127.0.0.1:7000"));
+        assert!(refused("0.0.0.0:7000", "127.0.0.1:7000"));
+        assert!(!refused("127.0.0.1:7000", "127.0.0.2:7000"));
+        assert!(!refused("127.0.0.1:0", "127.0.0.1:0"));
     }
 }

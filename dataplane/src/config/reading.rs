@@ -10,7 +10,8 @@ use toml::{
 };
 
 use super::{
-    Settings, bounds,
+    Settings,
+    bounds::{self, Violation},
     problem::{ConfigError, Problem},
 };
 
@@ -18,6 +19,8 @@ use super::{
 const PROBLEMS_MAX: usize = 100;
 /// A suggestion must be at least this similar to what was written, 0..=1.
 const SIMILARITY_MIN: f64 = 0.7;
+/// The one setting whose number is easily written in the wrong base.
+const UNIX_MODE: &str = "resp.unix_mode";
 
 pub(super) fn parse(text: &str, source: &str) -> Result<Settings, ConfigError> {
     let file = File { text, source };
@@ -45,16 +48,40 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Settings, ConfigError> {
             }
         }
     }
+    let octal = decimal_mode(&root);
     // A value that was refused has its default now, which is within its bounds.
     for violation in settings.iter().flat_map(bounds::violations) {
-        let at = offset_of(&root, violation.setting);
-        found.push((at, file.problem(at, violation.setting.into(), violation.message, None)));
+        if octal.is_none() || violation.setting != UNIX_MODE {
+            let at = offset_of(&root, violation.setting);
+            found.push((at, file.problem(at, violation.setting.into(), violation.message, None)));
+        }
+    }
+    if let Some(digits) = octal {
+        let at = offset_of(&root, UNIX_MODE);
+        let message = "permissions are written in octal".to_owned();
+        found.push((at, file.problem(at, UNIX_MODE.into(), message, Some(format!("write 0o{digits}")))));
     }
     found.sort_by_key(|&(at, _)| at);
     match settings {
         Some(settings) if found.is_empty() => Ok(settings),
         _ => Err(ConfigError { problems: found.into_iter().map(|(_, problem)| problem).collect() }),
     }
+}
+
+/// The permissions, where they are a decimal number whose digits were meant as octal ones: 440 is 0o670.
+fn decimal_mode(root: &DeTable<'_>) -> Option<String> {
+    let resp = root.get("resp")?.get_ref().as_table()?;
+    let mode = resp.get("unix_mode")?.get_ref().as_integer()?;
+    let is_octal = |digits: &str| digits.bytes().all(|byte| matches!(byte, b'0'..=b'7'));
+    (mode.radix() == 10 && mode.as_str() != "0" && is_octal(mode.as_str())).then(|| mode.as_str().to_owned())
+}
+
+/// Problems that were found otherwise, in the order of the lines of this text.
+pub(super) fn placed(text: &str, source: &str, violations: Vec<Violation>) -> Vec<Problem> {
+    let (root, file) = (DeTable::parse_recoverable(text).0.into_inner(), File { text, source });
+    let mut found: Vec<_> = violations.into_iter().map(|one| (offset_of(&root, one.setting), one)).collect();
+    found.sort_by_key(|&(at, _)| at);
+    found.into_iter().map(|(at, one)| file.problem(at, one.setting.into(), one.message, None)).collect()
 }
 
 struct File<'t> {
@@ -86,8 +113,7 @@ impl File<'_> {
             };
             return self.problem(offset(error), setting, "there is no such setting".into(), Some(suggestion));
         }
-        let suggestion =
-            message.contains("socket address").then_some("write it as \"127.0.0.1:6390\" or \"[::1]:6390\"");
+        let suggestion = message.contains("socket address").then_some(super::ADDRESS_HINT);
         self.problem(offset(error), setting, plain(&message), suggestion.map(Into::into))
     }
 }
@@ -199,6 +225,16 @@ connections_max = 0
             "c.toml:13: logging: there is no such setting (did you mean `log`?)",
         ];
         assert_eq!(problems(text), expected);
+    }
+
+    #[test]
+    fn permissions_are_octal() {
+        for (written, meant) in [("660", "0o660"), ("440", "0o440")] {
+            let found = problems(&format!("[resp]\nunix_mode = {written}\n"));
+            let expected = format!("c.toml:2: resp.unix_mode: permissions are written in octal (write {meant})");
+            assert_eq!(found, [expected]);
+        }
+        assert!(problems("[resp]\nunix_mode = 0o600\n").is_empty());
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! answer that is needed. (A listening socket fails with ENOTCONN.) The stream is made anew for each sleep and thrown away after it.
 //!
 //! The executor itself may sleep with runnable tasks (its run loop sleeps when preemption was due before the first
-//! queue ran). So a plain thread wakes every executor each millisecond through a task that does nothing else.
+//! queue ran). So a plain thread wakes every data core each millisecond, and the control executor each ten, through a
+//! task that does nothing else. That is how late a wake-up can be at most.
 #![allow(unsafe_code)]
 
 use std::{
@@ -34,7 +35,7 @@ pub struct Pulse {
 }
 
 impl Pulse {
-    /// Wakes the executor's run loop; called each millisecond.
+    /// Wakes the executor's run loop; called each millisecond, and each ten for the control executor.
     pub fn beat(&self) {
         wake(&self.executor);
         if self.eager.load(Ordering::Acquire) {

@@ -109,6 +109,8 @@ async fn accept(core: Shared, listener: OwnedFd) {
                     return;
                 }
             }
+            // Shut down, because the server leaves.
+            Err(_) if core.borrow().port.lifecycle.stage() == Stage::Closing => return,
             // Out of descriptors, most likely, or a connection that went before it was accepted.
             Err(error) => {
                 tracing::warn!(%error, "accept failed");

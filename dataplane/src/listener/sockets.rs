@@ -2,8 +2,14 @@
 
 use std::{
     io,
-    net::{SocketAddr, TcpListener, TcpStream},
-    os::{fd::OwnedFd, unix::fs::PermissionsExt, unix::net::UnixListener},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    os::{
+        fd::OwnedFd,
+        unix::{
+            fs::{MetadataExt, PermissionsExt},
+            net::UnixListener,
+        },
+    },
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -15,6 +21,11 @@ use thiserror::Error;
 const BACKLOG: i32 = 4096;
 /// How long to wait for an answer when asking whether somebody listens already.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
+/// How often a taken port is asked for again, and how long after each time. The kernel closes the files of an io_uring a
+/// little after their process has ended, so the port of a server that has just left may still look taken.
+const TAKEN_ASKED_AGAIN: u32 = 50;
+/// See [`TAKEN_ASKED_AGAIN`].
+const TAKEN_PAUSE: Duration = Duration::from_millis(20);
 
 /// Why the server cannot listen.
 #[derive(Debug, Error)]
@@ -22,6 +33,9 @@ pub enum BindError {
     /// Another process listens there, and would take a share of the connections in silence.
     #[error("another process listens on {0}; stop it, choose another address, or pass --share-port to share it")]
     Taken(SocketAddr),
+    /// The same for the ops port, which answers for one process and so is never shared.
+    #[error("the ops port {0} is taken; give the new process another --listen-ops (share_port is for RESP only)")]
+    OpsTaken(SocketAddr),
     /// Another process listens on the Unix socket.
     #[error("another process listens on {}; stop it or choose another path", .0.display())]
     PathTaken(PathBuf),
@@ -29,13 +43,21 @@ pub enum BindError {
     #[error("{} exists and is not a socket; remove it or choose another path", .0.display())]
     NotASocket(PathBuf),
     /// The system said no.
-    #[error("cannot listen on {address}: {error}")]
+    #[error("cannot listen on {address}: {error}{}", hint(error))]
     System {
         /// Where.
         address: String,
         /// Why.
         error: io::Error,
     },
+}
+
+/// What to do about an error of the system, where that is known.
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrNotAvailable => "; no interface of this host has that address",
+        _ => "",
+    }
 }
 
 /// One listener per core on the same address. Port 0 is resolved by the first.
@@ -45,7 +67,7 @@ pub enum BindError {
 /// [`BindError::Taken`] where another process listens and `share` is not set; otherwise what the system says.
 pub fn tcp(address: SocketAddr, cores: usize, share: bool) -> Result<Vec<TcpListener>, BindError> {
     let failed = |error| BindError::System { address: address.to_string(), error };
-    if !share && address.port() != 0 && is_taken(address) {
+    if !share && address.port() != 0 && stays_taken(address) {
         return Err(BindError::Taken(address));
     }
     let mut listeners = Vec::with_capacity(cores);
@@ -58,6 +80,55 @@ pub fn tcp(address: SocketAddr, cores: usize, share: bool) -> Result<Vec<TcpList
     Ok(listeners)
 }
 
+/// The listener of the ops port.
+///
+/// # Errors
+///
+/// [`BindError::OpsTaken`] where another process listens; otherwise what the system says.
+pub fn ops(address: SocketAddr) -> Result<TcpListener, BindError> {
+    match tcp(address, 1, false) {
+        Ok(mut listeners) => Ok(listeners.remove(0)),
+        Err(BindError::Taken(address)) => Err(BindError::OpsTaken(address)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Listeners that stop listening when this is dropped, whoever else still holds them: an accept that io_uring has in
+/// hand keeps its socket open for a while after everything else is closed, and with it the port.
+#[derive(Default)]
+pub struct Doors(Vec<TcpListener>);
+
+impl Doors {
+    /// These.
+    ///
+    /// # Errors
+    ///
+    /// When a descriptor cannot be duplicated.
+    pub fn of<'a>(listeners: impl IntoIterator<Item = &'a TcpListener>) -> io::Result<Self> {
+        listeners.into_iter().map(TcpListener::try_clone).collect::<io::Result<_>>().map(Self)
+    }
+}
+
+impl Drop for Doors {
+    fn drop(&mut self) {
+        for listener in &self.0 {
+            let _ = socket2::SockRef::from(listener).shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// Whether somebody listens, and goes on doing so.
+fn stays_taken(address: SocketAddr) -> bool {
+    for _ in 0..TAKEN_ASKED_AGAIN {
+        if !is_taken(address) {
+            return false;
+        }
+        tracing::debug!(%address, "the address is taken; it may belong to a process that has just ended: asking again");
+        std::thread::park_timeout(TAKEN_PAUSE);
+    }
+    is_taken(address)
+}
+
 /// Whether somebody listens: binding without SO_REUSEPORT tells, for listeners with and without it.
 fn is_taken(address: SocketAddr) -> bool {
     let probe = || -> io::Result<()> {
@@ -68,7 +139,9 @@ fn is_taken(address: SocketAddr) -> bool {
     };
     match probe() {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => true,
-        _ => TcpStream::connect_timeout(&address, PROBE_TIMEOUT).is_ok(),
+        // Not an address of ours, or not allowed: listening will say so.
+        Err(_) => false,
+        Ok(()) => TcpStream::connect_timeout(&address, PROBE_TIMEOUT).is_ok(),
     }
 }
 
@@ -102,6 +175,32 @@ pub fn unix(path: &Path, mode: u32) -> Result<UnixListener, BindError> {
     Ok(listener)
 }
 
+/// The file of a Unix socket. Removed when this is dropped, unless another process has put its own in its place.
+pub struct SocketFile {
+    path: PathBuf,
+    id: Option<(u64, u64)>,
+}
+
+impl SocketFile {
+    /// The file that is there now.
+    pub fn of(path: &Path) -> Self {
+        Self { path: path.into(), id: identity(path) }
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if self.id.is_some() && identity(&self.path) == self.id {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Device and inode.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
 /// Sends the replies of a socket at once. Unix sockets have no such option, and need none.
 pub fn send_at_once(socket: &OwnedFd) {
     let _ = socket2::SockRef::from(socket).set_tcp_nodelay(true);
@@ -119,6 +218,51 @@ mod tests {
         assert_eq!(first[1].local_addr().unwrap(), address);
         assert!(matches!(tcp(address, 1, false), Err(BindError::Taken(taken)) if taken == address));
         assert_eq!(tcp(address, 1, true).unwrap()[0].local_addr().unwrap(), address);
+        let text = ops(address).unwrap_err().to_string();
+        let expected = format!("the ops port {address} is taken; give the new process another --listen-ops ");
+        assert!(text.starts_with(&expected), "{text}");
+    }
+
+    #[test]
+    fn a_port_that_is_freed_a_little_late_is_waited_for() {
+        let first = tcp("127.0.0.1:0".parse().unwrap(), 1, false).unwrap();
+        let address = first[0].local_addr().unwrap();
+        let late = std::thread::spawn(move || {
+            std::thread::park_timeout(Duration::from_millis(100));
+            drop(first);
+        });
+        assert!(tcp(address, 1, false).is_ok());
+        late.join().unwrap();
+    }
+
+    #[test]
+    fn closed_doors_are_closed_for_every_holder() {
+        let held = tcp("127.0.0.1:0".parse().unwrap(), 2, false).unwrap();
+        let address = held[0].local_addr().unwrap();
+        drop(Doors::of(&held).unwrap());
+        assert!(!is_taken(address));
+    }
+
+    #[test]
+    fn an_address_of_another_host_is_not_called_taken() {
+        // TEST-NET-1 of RFC 5737: nobody's.
+        let text = tcp("192.0.2.1:6390".parse().unwrap(), 1, false).unwrap_err().to_string();
+        assert!(text.ends_with("no interface of this host has that address"), "{text}");
+    }
+
+    #[test]
+    fn the_file_of_another_processs_socket_is_left_alone() {
+        let path = std::env::temp_dir().join(format!("sluice-socket-file-{}", std::process::id()));
+        let ours = unix(&path, 0o660).unwrap();
+        let file = SocketFile::of(&path);
+        std::fs::rename(&path, path.with_extension("old")).unwrap();
+        let theirs = unix(&path, 0o660).unwrap();
+        drop(file);
+        assert!(path.exists());
+        drop(SocketFile::of(&path));
+        assert!(!path.exists());
+        std::fs::remove_file(path.with_extension("old")).unwrap();
+        drop((ours, theirs));
     }
 
     #[test]

@@ -54,12 +54,7 @@ const PER_CORE: &[PerCore] = &[
         core.protocol_errors.value()
     }),
     ("connections_opened", "Connections opened", |core| core.connections_opened.value()),
-    ("connections_closed", "Connections closed", |core| core.connections_closed.value()),
     ("connections_refused", "Connections refused at limits.connections_max", |core| core.connections_refused.value()),
-    ("connections_idle", "Connections closed at limits.idle_timeout_ms", |core| core.connections_idle.value()),
-    ("connections_stalled", "Connections closed at limits.stall_timeout_ms: the client did not read", |core| {
-        core.connections_stalled.value()
-    }),
     ("output_backlogs", "Times that a connection's requests had to wait until its client read", |core| {
         core.output_backlogs.value()
     }),
@@ -72,6 +67,9 @@ struct Snapshot {
     per_core: Vec<Vec<u64>>,
     /// By core.
     connections: Vec<usize>,
+    /// Why connections were closed, and how many, by core.
+    closed: Vec<[(&'static str, u64); 3]>,
+    ops_refused: u64,
     /// Rule name and counts by reason.
     rules: Vec<(String, [u64; Reason::COUNT])>,
     inserted: u64,
@@ -92,6 +90,8 @@ impl Snapshot {
         Self {
             per_core: PER_CORE.iter().map(|(_, _, read)| cores.iter().map(|core| read(core)).collect()).collect(),
             connections: (0..cores.len()).map(|core| process.placement.connections(core)).collect(),
+            closed: (0..cores.len()).map(|core| closed(process, core)).collect(),
+            ops_refused: process.tallies.ops_refused.load(Relaxed),
             rules: rules(process),
             inserted: sum(|core| core.buckets_inserted.value()),
             evicted_full: sum(|core| core.buckets_evicted_full.value()),
@@ -106,6 +106,12 @@ impl Snapshot {
                     None,
                     process.settings.limits.connections_max as f64,
                 ),
+                (
+                    "policy_file_refused",
+                    "1 while the policy file, as it was last read, is refused",
+                    None,
+                    f64::from(u8::from(process.reloads.refusal.load().is_some())),
+                ),
                 ("policy_version", "Version of the policy in force", None, loaded.policy.version as f64),
                 ("policy_rules", "Rules of the policy in force", None, loaded.policy.rules.len() as f64),
                 ("policy_overrides", "Overrides of the policy in force", None, loaded.policy.overrides.len() as f64),
@@ -113,6 +119,17 @@ impl Snapshot {
             ],
         }
     }
+}
+
+/// Why a core's connections were closed. The sum of all is read first: what happens meanwhile is then missing from the
+/// difference until the next scrape, and never there too much.
+fn closed(process: &Process, core: usize) -> [(&'static str, u64); 3] {
+    let counters = &process.counters[core];
+    let all = counters.connections_closed.value();
+    let (idle, stalled) = (counters.connections_idle.value(), counters.connections_stalled.value());
+    let otherwise = all.saturating_sub(idle + stalled);
+    let before = process.tallies.closed_otherwise[core].fetch_max(otherwise, Relaxed);
+    [("other", otherwise.max(before)), ("idle", idle), ("stalled", stalled)]
 }
 
 /// What each rule said, over all cores, since its name got its counters.
@@ -147,6 +164,14 @@ impl Collector for Snapshot {
         let connections = self.connections.iter().enumerate();
         let connections = connections.map(|(core, &open)| ([("core", core.to_string())], open as f64));
         gauges(out, ("connections", "Connections open", None), connections)?;
+        let by_why = self.closed.iter().enumerate().flat_map(|(core, counts)| {
+            counts.iter().map(move |&(why, count)| ([("core", core.to_string()), ("why", why.to_owned())], count))
+        });
+        let help = "Connections closed: idle at limits.idle_timeout_ms, stalled (the client did not read) at \
+                    limits.stall_timeout_ms, other by the client, by QUIT, for bad bytes, or while leaving";
+        counters(out, ("connections_closed", help, None), by_why)?;
+        let help = "Connections of the ops port refused at ops.connections_max";
+        counters(out, ("ops_connections_refused", help, None), [(UNLABELLED, self.ops_refused)])?;
         let by_reason = self.rules.iter().flat_map(|(name, counts)| {
             let labels = move |reason| [("rule", name.clone()), ("reason", word(reason).to_owned())];
             Reason::ALL.into_iter().zip(counts).map(move |(reason, &count)| (labels(reason), count))

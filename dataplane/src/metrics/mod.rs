@@ -4,4 +4,4 @@
 pub mod counters;
 pub mod exposition;
 mod store;
-mod system;
+pub(crate) mod system;

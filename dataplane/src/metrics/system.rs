@@ -23,7 +23,7 @@ impl System {
         let text = |name: &str| fs::read_to_string(format!("/proc/self/{name}")).ok();
         Self {
             cpu_seconds: text("stat").and_then(|stat| cpu_seconds(&stat)),
-            resident_bytes: text("status").and_then(|status| resident_bytes(&status)),
+            resident_bytes: resident_bytes(),
             // The listing itself has one open.
             open_files: fs::read_dir("/proc/self/fd").ok().map(|files| (files.count() as u64).saturating_sub(1)),
             open_files_max: text("limits").and_then(|limits| open_files_max(&limits)),
@@ -38,7 +38,12 @@ fn cpu_seconds(stat: &str) -> Option<f64> {
     Some((ticks()? + ticks()?) / TICKS_PER_SECOND)
 }
 
-fn resident_bytes(status: &str) -> Option<u64> {
+/// Memory in use.
+pub(crate) fn resident_bytes() -> Option<u64> {
+    fs::read_to_string("/proc/self/status").ok().and_then(|status| resident_bytes_of(&status))
+}
+
+fn resident_bytes_of(status: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
@@ -57,7 +62,7 @@ mod tests {
     fn the_kernels_words_are_understood() {
         let stat = "42 (a (b) c) S 1 42 42 0 -1 4194304 100 0 0 0 250 50 0 0 20 0 8 0 77 1000 200";
         assert_eq!(cpu_seconds(stat), Some(3.0));
-        assert_eq!(resident_bytes("Name:\tx\nVmRSS:\t    2048 kB\n"), Some(2 * 1024 * 1024));
+        assert_eq!(resident_bytes_of("Name:\tx\nVmRSS:\t    2048 kB\n"), Some(2 * 1024 * 1024));
         assert_eq!(open_files_max("Max open files            1024                 4096   files\n"), Some(1024));
         assert_eq!(open_files_max("Max open files            unlimited   unlimited   files\n"), None);
         let here = System::read();

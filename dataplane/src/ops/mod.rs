@@ -14,7 +14,7 @@ use std::{
     os::fd::OwnedFd,
     pin::{Pin, pin},
     rc::Rc,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     task::Poll,
     time::Duration,
 };
@@ -59,7 +59,9 @@ pub async fn serve(listener: TcpListener, process: Arc<Process>) {
     loop {
         match listener.accept() {
             // Beyond the limit the socket is dropped, and so closed.
-            Ok(_) if connections.get() >= process.settings.ops.connections_max => {}
+            Ok(_) if connections.get() >= process.settings.ops.connections_max => {
+                process.tallies.ops_refused.fetch_add(1, Ordering::Relaxed);
+            }
             Ok((socket, _)) => {
                 connections.set(connections.get() + 1);
                 let (process, connections) = (Arc::clone(&process), Rc::clone(&connections));

@@ -59,6 +59,7 @@ pub(super) fn page(process: &Process) -> String {
     let sum = |read: fn(&crate::metrics::counters::CoreCounters) -> u64| -> u64 {
         process.counters.iter().map(|counters| read(counters)).sum()
     };
+    let refusal = process.reloads.refusal.load_full();
     let limits = &process.settings.limits;
     let status = json!({
         "version": env!("CARGO_PKG_VERSION"),
@@ -78,7 +79,8 @@ pub(super) fn page(process: &Process) -> String {
             "overrides": loaded.policy.overrides.len(),
             "reloads_applied": process.reloads.applied.load(std::sync::atomic::Ordering::Relaxed),
             "reloads_refused": process.reloads.refused.load(std::sync::atomic::Ordering::Relaxed),
-            "last_refusal": process.reloads.last_refusal.load().as_deref(),
+            "last_refusal": refusal.as_ref().map(|refusal| &refusal.why),
+            "last_refusal_unix_ms": refusal.as_ref().map(|refusal| refusal.unix_ms),
         },
         "limits": {
             "connections_max": limits.connections_max,

@@ -8,7 +8,7 @@ use crate::identities::IDENTITIES_MAX;
 
 const AFTER_HELP: &str = "\
 Examples:
-  sluice-load --depth 100 --cores 1                       CHECKs against 127.0.0.1:6390, 100 deep on 50 connections
+  sluice-load --depth 100 --cpus 1                        CHECKs against 127.0.0.1:6390, 100 deep on 50 connections
   sluice-load --protocol ping --target 127.0.0.1:6379     PINGs against Redis
   sluice-load --rate 20000 --connections 200              open loop: latency from when a request was due
   sluice-load --requests 5000 --identities 1 --max-allowed 1000   fails if more than 1000 were allowed
@@ -28,9 +28,9 @@ pub(crate) struct Args {
     /// Threads, each with its share of the connections.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
-    /// Cores to pin the threads to, in turn, as in 1,3.
+    /// Cores to pin the threads to, in turn, by the kernel's numbers, as in 1,3.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub cores: Vec<usize>,
+    pub cpus: Vec<usize>,
     /// Connections in all.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..))]
     pub connections: u16,

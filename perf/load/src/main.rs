@@ -54,8 +54,8 @@ fn main() -> ExitCode {
 }
 
 fn load(args: Args) -> io::Result<ExitCode> {
-    if !args.cores.is_empty() {
-        sluice_echo::cpu::pin(&args.cores)?;
+    if !args.cpus.is_empty() {
+        sluice_echo::cpu::pin(&args.cpus)?;
     }
     let interrupted = Arc::new(AtomicBool::new(false));
     // The first Ctrl-C ends the run, a second one the process.

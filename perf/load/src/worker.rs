@@ -92,8 +92,8 @@ impl<'a> Worker<'a> {
         sockets: Vec<(u16, OwnedFd)>,
     ) -> io::Result<Self> {
         let args = &run.args;
-        if !args.cores.is_empty() {
-            cpu::pin(&[args.cores[usize::from(thread) % args.cores.len()]])?;
+        if !args.cpus.is_empty() {
+            cpu::pin(&[args.cpus[usize::from(thread) % args.cpus.len()]])?;
         }
         cpu::exact_timers();
         let template = Template::new(args);

@@ -180,6 +180,11 @@ fn matches(entry: &Entry<'_, '_>, problems: &mut Collector) -> BTreeMap<String, 
                 entry.refuse(refusal.suggest(suggestion), problems);
                 None
             }
+            DeValue::Array(_) => {
+                let suggestion = "write one rule for each; they do not share a bucket";
+                entry.refuse(entry.unexpected("a string").suggest(suggestion), problems);
+                None
+            }
             _ => entry.parsed(words::pattern, problems),
         };
         matches.insert(name.to_owned(), pattern.unwrap_or(Pattern::Present));

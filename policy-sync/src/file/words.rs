@@ -94,6 +94,7 @@ pub(super) fn pattern(text: &str) -> Result<Pattern, Refusal> {
         Some(at) => {
             let message = format!("{} has a * before its end, where it cannot stand for anything", quoted(text));
             let suggestion = match at {
+                _ if text.starts_with('^') || text.contains(".*") => "patterns are not regular expressions".to_owned(),
                 0 => "\"*\" alone matches any value".to_owned(),
                 _ => format!("{} matches what starts like this", quoted(&text[..=at])),
             };
@@ -174,6 +175,9 @@ mod tests {
         assert_eq!(pattern(""), Ok(Pattern::Exact(String::new())));
         for text in ["**", "*a", "a*b", "a**", "a*b*"] {
             assert!(pattern(text).is_err(), "{text}");
+        }
+        for text in ["^/a.*$", "/a.*/b", "^/a*$"] {
+            assert_eq!(pattern(text).unwrap_err().suggestion.unwrap(), "patterns are not regular expressions");
         }
     }
 
