@@ -12,6 +12,7 @@ use policy_sync::{
     explain::{Explanation, Outcome, explain},
     file,
     model::{Allowance, Mode, Policy, QuotaPeriod},
+    snapshot::RULES_PER_CHECK_MAX,
 };
 use thiserror::Error;
 use toml::de::{DeTable, DeValue};
@@ -250,6 +251,9 @@ fn summary(explanations: &[Explanation]) -> String {
         denies && one.mode == Mode::Enforce
     };
     let verdict = match applying.iter().find(denying) {
+        _ if applying.len() > RULES_PER_CHECK_MAX => {
+            format!("more than {RULES_PER_CHECK_MAX}, so the server answers with an error")
+        }
         Some(one) => format!("{} denies the request", one.rule),
         None if applying.iter().any(|one| one.mode == Mode::Enforce) => {
             "the request passes while each has tokens for it".into()

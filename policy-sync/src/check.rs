@@ -9,7 +9,7 @@
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fmt,
 };
 
@@ -17,10 +17,11 @@ use smallvec::SmallVec;
 
 use crate::{
     model::{
-        ATTRIBUTE_NAMES_MAX, ATTRIBUTES_PER_RULE_MAX, Allowance, CAPACITY_MAX, Hot, Lease, Limit, NAME_BYTES_MAX,
+        ATTRIBUTE_NAMES_MAX, ATTRIBUTES_PER_RULE_MAX, Allowance, CAPACITY_MAX, Hot, Lease, Limit, Mode, NAME_BYTES_MAX,
         OVERRIDES_MAX, OnFailure, Override, PERIOD_MS_MAX, Pattern, Policy, ROLLOUT_BP_ALL, RULES_MAX, Rule,
     },
     rate::MILLISECOND_TICK_PERIOD_MS_MAX,
+    snapshot::RULES_PER_CHECK_MAX,
 };
 
 /// The longest value of a matcher or of an override's identity, in bytes.
@@ -79,6 +80,7 @@ pub fn check(policy: &Policy) -> Vec<Finding> {
         check_rule(rule, Item::Rule(index), &mut findings);
     }
     check_attribute_names(policy, &mut findings);
+    check_together(policy, &mut findings);
     check_overrides(policy, &rules, &mut findings);
     findings.0
 }
@@ -515,6 +517,26 @@ fn check_hot_combination(hot: &Hot, item: Item, findings: &mut Findings) {
             .add(item, Field::new("hot").key(one), format!("excludes hot.{other}: {why}"))
             .suggest("keep one of them")
             .relate(item, Field::new("hot").key(other));
+    }
+}
+
+/// Rules that have the same conditions always apply together, so there may not be more of them than may apply to a check.
+fn check_together(policy: &Policy, findings: &mut Findings) {
+    let mut alike: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+    for (index, rule) in policy.rules.iter().enumerate() {
+        if rule.mode != Mode::Off && rule.rollout_bp == ROLLOUT_BP_ALL {
+            let per: BTreeSet<&String> = rule.per.iter().collect();
+            let matches: Vec<_> = rule.matches.iter().map(|(name, pattern)| (name, format!("{pattern:?}"))).collect();
+            alike.entry((matches, rule.match_all, per)).or_default().push(index);
+        }
+    }
+    for rules in alike.values().filter(|rules| rules.len() > RULES_PER_CHECK_MAX) {
+        let message = format!(
+            "has the same conditions as {} others; a check to which more than {RULES_PER_CHECK_MAX} rules apply is an error",
+            rules.len() - 1
+        );
+        let (first, over) = (Item::Rule(rules[0]), Item::Rule(rules[RULES_PER_CHECK_MAX]));
+        findings.add(over, Field::default(), message).relate(first, Field::default());
     }
 }
 

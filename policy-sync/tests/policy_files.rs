@@ -477,7 +477,8 @@ fn files_that_cannot_be_read_say_why() {
 fn large(count: usize, mistaken: bool) -> String {
     let mut text = String::new();
     for index in 0..count {
-        let _ = writeln!(text, "[[rule]]\nname = \"rule-{index}\"\nper = [\"key\"]\ndeny = true");
+        let _ = writeln!(text, "[[rule]]\nname = \"rule-{index}\"\nmatch = {{ path = \"/{index}\" }}");
+        let _ = writeln!(text, "per = [\"key\"]\ndeny = true");
     }
     for index in 0..count {
         let rule = if mistaken { "rulle" } else { "rule" };
@@ -526,11 +527,11 @@ fn counts_have_bounds() {
 
     let mut text = String::new();
     for index in 0..=RULES_MAX {
-        let _ = writeln!(text, "[[rule]]\nname = \"r{index}\"\ndeny = true");
+        let _ = writeln!(text, "[[rule]]\nname = \"r{index}\"\nmatch = {{ path = \"/{index}\" }}\ndeny = true");
     }
     assert_only(
         &text,
-        &format!("p.toml:{}: rule \"r65536\": is one of 65537 rules; the most is 65536", RULES_MAX * 3 + 1),
+        &format!("p.toml:{}: rule \"r65536\": is one of 65537 rules; the most is 65536", RULES_MAX * 4 + 1),
     );
 
     let names: Vec<String> = (0..17).map(|index| format!("\"a{index}\"")).collect();
@@ -840,4 +841,20 @@ proptest! {
             prop_assert!(problems.list().iter().all(|problem| (1..=lines).contains(&problem.line) && problem.column >= 1));
         }
     }
+}
+
+#[test]
+fn more_rules_than_a_check_may_have_cannot_share_their_conditions() {
+    let rules = |count: usize, more: &str| -> String {
+        let rule = |at| {
+            format!(
+                "[[rule]]\nname = \"r{at}\"\nper = [\"key\"]\n{more}limit = {{ capacity = 1, refill = 1, period = \"1s\" }}\n"
+            )
+        };
+        (0..count).map(rule).collect()
+    };
+    assert!(file::parse(&rules(64, ""), "test").is_ok());
+    let text = file::parse(&rules(65, ""), "test").unwrap_err().to_string();
+    assert!(text.contains("more than 64 rules apply"), "{text}");
+    assert!(file::parse(&rules(65, "mode = \"off\"\n"), "test").is_ok(), "rules that are off do not apply");
 }

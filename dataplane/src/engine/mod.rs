@@ -15,6 +15,7 @@
 //! `recall` knows requests that begin as an earlier one did, `session` is one connection, `commands` is every command that is not on the hot path.
 
 mod commands;
+mod longest_fill;
 mod recall;
 mod remote;
 mod session;
@@ -25,7 +26,7 @@ use arc_swap::cache::Cache;
 use policy_sync::snapshot::{Applied, Attributes, AttributesError};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use self::{recall::Recall, session::Session};
+use self::{longest_fill::LongestFill, recall::Recall, session::Session};
 pub use self::{remote::Remote, session::ConnId};
 use crate::{
     buckets::{AT_MS_MAX, BucketTable, TableCounts, table::Moment},
@@ -73,7 +74,7 @@ pub struct Engine {
     table_counts: TableCounts,
     throttle_seeds: [u64; 2],
     now: Now,
-    fill_ms_max: u64,
+    longest_fill: LongestFill,
     sessions: Vec<Session>,
     /// Sessions with output, or to be closed, in the order in which that came about.
     dirty: Vec<ConnId>,
@@ -175,7 +176,7 @@ impl Engine {
         Self {
             settings,
             facts: Arc::clone(&shared.facts),
-            fill_ms_max: policy.snapshot.longest_fill_ms(),
+            longest_fill: LongestFill::new(policy.snapshot.longest_fill_ms()),
             policy,
             policy_cache,
             table: Arc::clone(&shared.table),
@@ -226,7 +227,7 @@ impl Engine {
             if let Some(remote) = &mut self.remote {
                 remote.store.adopt(&self.policy, self.generation);
             }
-            self.fill_ms_max = self.fill_ms_max.max(self.policy.snapshot.longest_fill_ms());
+            self.longest_fill.adopt(self.policy.snapshot.longest_fill_ms());
         }
     }
 
@@ -267,6 +268,7 @@ impl Engine {
             let rest = self.read(conn, bytes);
             if rest < bytes.len() {
                 self.stash(conn, &bytes[rest..]);
+                self.check_input_bound(conn);
             }
         } else {
             self.stash(conn, bytes);
@@ -301,10 +303,9 @@ impl Engine {
             self.sessions[conn.index()].input = self.spare_buffers.pop().unwrap_or_default();
         }
         self.sessions[conn.index()].input.extend_from_slice(bytes);
-        self.check_input_bound(conn);
     }
 
-    /// While a connection is paused its input is bounded by what its transport still had in flight.
+    /// What is left is the beginning of one request. While a connection is paused its input is bounded by what its transport still had in flight.
     fn check_input_bound(&mut self, conn: ConnId) {
         let session = &mut self.sessions[conn.index()];
         if !session.paused && session.input.len() > self.settings.request.request_bytes_max {
@@ -444,6 +445,9 @@ impl Engine {
             }
             first = false;
         }
+        if attributes.is_empty() {
+            wrong.get_or_insert(CommandError::NoAttributes);
+        }
         let before = self.applied.len();
         if wrong.is_none()
             && let Err(error) = snapshot.applying(&attributes, self.now.unix_ms, &mut self.scratch, &mut self.applied)
@@ -513,6 +517,9 @@ impl Engine {
         if pairs.len() % 2 != 0 {
             return Err(CommandError::UnpairedAttribute);
         }
+        if pairs.is_empty() {
+            return Err(CommandError::NoAttributes);
+        }
         let mut attributes = Attributes::default();
         let snapshot = &self.policy.snapshot;
         for pair in pairs.chunks_exact(2) {
@@ -536,7 +543,7 @@ impl Engine {
             return self.ask_throttle(conn, dialect, call, key);
         }
         self.table.prefetch(key);
-        self.fill_ms_max = self.fill_ms_max.max(call.rate.fill_ms());
+        self.longest_fill.see(call.rate.fill_ms());
         self.throttles.push(PendingThrottle { dialect, key, rate: call.rate });
         self.pending.push(Pending { conn, cost: call.cost, ask: Ask::Throttle });
     }
@@ -547,7 +554,8 @@ impl Engine {
         if self.pending.is_empty() {
             return;
         }
-        let moment = Moment { now_ms: self.now.mono_ms, fill_ms_max: self.fill_ms_max };
+        let now_ms = self.now.mono_ms;
+        let moment = Moment { now_ms, fill_ms_max: self.longest_fill.at(now_ms) };
         let tally = RuleTally { counters: &self.counters, cards: &self.policy.cards };
         let ground = Ground { snapshot: &self.policy.snapshot, table: &self.table, moment, tally: &tally };
         let mut desk = Desk {

@@ -211,3 +211,29 @@ expires = "1970-01-01T00:00:01Z"
     engine.bytes_in(CONN, &ask("d"));
     assert!(replies(&mut engine).starts_with(b"*6\r\n:1\r\n:1\r\n:0\r\n"), "the override has expired");
 }
+
+/// A request may begin before the last one was decided; only the unfinished one counts against the bound.
+#[test]
+fn pipelined_requests_just_below_the_limit_are_served() {
+    let (mut engine, _) = engine(POLICY);
+    let word = "v".repeat(engine.settings.request.arg_bytes_max);
+    let one = request(&["CHECK", "a", &word, "b", &word, "c", &word, "path", "/x"]);
+    assert!(one.len() <= engine.settings.request.request_bytes_max, "a request may be this long");
+    let all = one.repeat(3);
+    // As a socket gives them: in pieces of which one holds the end of a request and most of the next.
+    for piece in all.chunks(one.len() * 3 / 4) {
+        engine.bytes_in(CONN, piece);
+    }
+    let text = String::from_utf8(replies(&mut engine)).unwrap();
+    assert_eq!(text.matches("*6\r\n:1").count(), 3, "{text}");
+}
+
+#[test]
+fn a_check_without_attributes_is_refused() {
+    let (mut engine, _) = engine(POLICY);
+    for words in [&["CHECK"][..], &["CHECK", "COST", "2"], &["check"]] {
+        engine.bytes_in(CONN, &request(words));
+        let text = String::from_utf8(replies(&mut engine)).unwrap();
+        assert!(text.starts_with("-ERR CHECK needs at least one attribute"), "{text}");
+    }
+}

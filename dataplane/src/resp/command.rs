@@ -27,6 +27,9 @@ pub enum CommandError {
     /// CHECK's words are not pairs.
     #[error("ERR CHECK takes `[COST n] name value [name value ...]`: a name without a value")]
     UnpairedAttribute,
+    /// CHECK without any attribute: nothing could apply but rules for everybody, so it is most likely a mistake.
+    #[error("ERR CHECK needs at least one attribute: `[COST n] name value [name value ...]`")]
+    NoAttributes,
     /// A number is not one, or out of range.
     #[error("ERR {0} is not an integer or out of range")]
     NotANumber(&'static str),

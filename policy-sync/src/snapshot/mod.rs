@@ -210,6 +210,12 @@ impl<'a> Attributes<'a> {
         Ok(true)
     }
 
+    /// Whether the request has none.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.total == 0
+    }
+
     #[inline(always)]
     fn view(&self) -> Known<'_, 'a> {
         Known { list: &self.known, total: self.total }
