@@ -1,7 +1,7 @@
 //! Words to bytes: a command as RESP has it, an array of bulk strings.
 //!
 //! The array's header says how many words follow, and is the first thing on the wire, but the number is only known at
-//! the end. So the buffer starts with room for the longest header, and [`Encoder::finish`] writes it there, right before
+//! the end. So the buffer starts with room for the longest header, and `Encoder::finish` writes it there, right before
 //! the first word:
 //!
 //! ```text
