@@ -77,14 +77,11 @@ impl<'b> Encoder<'b> {
     #[inline]
     fn length(&mut self, length: usize) {
         // Nearly every word is shorter than 100 bytes.
-        let (tens, ones) = (length / 10, length % 10);
-        if tens < 10 {
-            let digit = |value: usize| b'0' + u8::try_from(value).unwrap_or_default();
-            if tens == 0 {
-                self.buffer.extend_from_slice(&[b'$', digit(ones), b'\r', b'\n']);
-            } else {
-                self.buffer.extend_from_slice(&[b'$', digit(tens), digit(ones), b'\r', b'\n']);
-            }
+        let digit = |value: usize| b"0123456789"[value % 10];
+        if length < 10 {
+            self.buffer.extend_from_slice(&[b'$', digit(length), b'\r', b'\n']);
+        } else if length < 100 {
+            self.buffer.extend_from_slice(&[b'$', digit(length / 10), digit(length), b'\r', b'\n']);
         } else {
             self.buffer.push(b'$');
             self.buffer.extend_from_slice(itoa::Buffer::new().format(length).as_bytes());

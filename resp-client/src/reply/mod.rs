@@ -158,15 +158,20 @@ impl<'a> Reply<'a> {
     /// The reply in bytes that the scanner has walked.
     #[inline]
     pub(crate) fn of_whole(bytes: &'a [u8]) -> Self {
-        // An aggregate that is all there is ends where the bytes end: no need to walk its items to find that out.
-        if let Some(&kind @ (b'*' | b'~' | b'>' | b'%')) = bytes.first() {
-            let (line, start) = line(bytes);
-            if let Some(count) = length(line) {
-                let left = if kind == b'%' { count * 2 } else { count };
-                return read_aggregate(kind, Items { bytes: &bytes[start..], left });
+        // An aggregate that is a whole frame ends where the frame does: no need to walk it, as one within another needs.
+        match bytes {
+            [b'*', digit @ b'0'..=b'9', b'', b'
+', rest @ ..] => {
+                Self::Array(Items { bytes: rest, left: usize::from(digit - b'0') })
             }
+            [kind @ (b'*' | b'~' | b'>' | b'%'), ..] => {
+                let (line, start) = line(bytes);
+                let Some(count) = length(line) else { return read(bytes).0 };
+                let left = if *kind == b'%' { count * 2 } else { count };
+                read_aggregate(*kind, Items { bytes: &bytes[start..], left })
+            }
+            _ => read(bytes).0,
         }
-        read(bytes).0
     }
 
     /// The integer, if it is one.

@@ -110,10 +110,17 @@ impl Scanner {
     fn item(&mut self, buffer: &[u8], limits: &Limits) -> Result<Item, ProtocolError> {
         let rest = &buffer[self.position..];
         let Some(&kind) = rest.first() else { return Ok(Item::Incomplete) };
-        if kind == b':'
-            && let Some(length) = short_integer(rest)
-        {
-            return Ok(Item::Whole(self.position + length));
+        match rest {
+            [b':', digits @ ..] => {
+                if let Some(length) = short_integer(digits) {
+                    return Ok(Item::Whole(self.position + 1 + length));
+                }
+            }
+            [b'*', digit @ b'0'..=b'9', b'\r', b'\n', ..] => {
+                let items = usize::from(digit - b'0');
+                return Ok(Item::Aggregate { end: self.position + 4, items, counts: true });
+            }
+            _ => {}
         }
         self.any_item(buffer, kind, limits)
     }
@@ -202,16 +209,16 @@ fn aggregate(kind: u8, line: &[u8], end: usize) -> Result<Item, ProtocolError> {
     Ok(Item::Aggregate { end, items, counts: kind != b'|' })
 }
 
-/// The bytes of `:digits\r\n` with at most 18 digits, the form nearly every integer has.
+/// The bytes of `digits\r\n` with at most 18 digits, the form nearly every integer has.
 #[inline(always)]
 fn short_integer(rest: &[u8]) -> Option<usize> {
-    let mut at = if rest.get(1) == Some(&b'-') { 2 } else { 1 };
-    let first = at;
-    while rest.get(at)?.is_ascii_digit() {
-        at += 1;
+    let sign = usize::from(rest.first() == Some(&b'-'));
+    let mut end = sign;
+    while rest.get(end)?.is_ascii_digit() {
+        end += 1;
     }
-    let whole = at > first && at - first <= 18 && rest[at] == b'\r' && rest.get(at + 1) == Some(&b'\n');
-    whole.then_some(at + 2)
+    let ends = rest[end] == b'\r' && rest.get(end + 1) == Some(&b'\n');
+    (ends && (1..=18).contains(&(end - sign))).then_some(end + 2)
 }
 
 /// A number as RESP writes it: an optional sign and decimal digits.
