@@ -160,8 +160,7 @@ impl<'a> Reply<'a> {
     pub(crate) fn of_whole(bytes: &'a [u8]) -> Self {
         // An aggregate that is a whole frame ends where the frame does: no need to walk it, as one within another needs.
         match bytes {
-            [b'*', digit @ b'0'..=b'9', b'', b'
-', rest @ ..] => {
+            [b'*', digit @ b'0'..=b'9', b'\r', b'\n', rest @ ..] => {
                 Self::Array(Items { bytes: rest, left: usize::from(digit - b'0') })
             }
             [kind @ (b'*' | b'~' | b'>' | b'%'), ..] => {
