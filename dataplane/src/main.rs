@@ -99,6 +99,17 @@ fn start_log(settings: &Log) {
     }
 }
 
+/// Where the counts are, for people.
+fn counts(process: &Process) -> String {
+    match &process.store {
+        None => "this process alone".into(),
+        Some(plan) => {
+            let seeds: Vec<_> = plan.client.addresses().iter().map(ToString::to_string).collect();
+            format!("Redis, by {}", seeds.join(", "))
+        }
+    }
+}
+
 /// Says what is served where: to programs in the log, and to people, with one line to try, on standard output.
 fn announce(process: &Process) {
     let (settings, loaded) = (&process.settings, process.policy.load());
@@ -113,7 +124,8 @@ fn announce(process: &Process) {
     let source = control::source_name(settings.policy.as_deref());
     let (version, rules) = (loaded.policy.version, loaded.policy.rules.len());
     let unix = settings.resp.listen_unix.as_deref().map(|path| path.display().to_string());
-    tracing::info!(%resp, unix, %ops, cpus, transport, policy = source, policy_version = version, rules, "serving");
+    let counts = counts(process);
+    tracing::info!(%resp, unix, %ops, cpus, transport, counts, policy = source, policy_version = version, rules, "serving");
     if settings.log.format == LogFormat::Json {
         return;
     }
@@ -127,6 +139,7 @@ fn announce(process: &Process) {
     let text = format!(
         "sluice {program} serves RESP on {resp}{unix}, ops on http://{ops}\n\
          cores {cpus} ({transport} transport)\n\
+         counts in {counts}\n\
          policy: {source}, version {version} with {rules} rules\n\
          try: redis-cli{host} -p {port}{password} CHECK path /v1/login method POST key ak_1\n",
         program = env!("CARGO_PKG_VERSION"),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use policy_sync::rate::Rate;
 use resp_client::{
-    Action, CallError, Client, Completion, Config, Encoder, Error, LinkId, Micros, Reply, Script, ScriptId,
+    Action, CallError, Client, Completion, Config, Encoder, Error, LinkId, Micros, Reply, Script, ScriptId, ShardIndex,
 };
 
 use super::{
@@ -92,7 +92,14 @@ struct Book {
     integers: Vec<i64>,
     /// When the client's counters were last shown to other threads.
     published_at: Micros,
+    /// By the client's number: whether the shard was up when that was last said.
+    up: Vec<bool>,
+    /// When an error of a shard was last logged.
+    complained_at: Option<Micros>,
 }
+
+/// Errors of shards are logged no more often than this; the metrics count them all.
+const COMPLAIN_EVERY_US: u64 = 10_000_000;
 
 /// How often they are.
 const PUBLISH_EVERY_US: u64 = 50_000;
@@ -119,6 +126,8 @@ impl Redis {
                 numbers: Vec::new(),
                 integers: Vec::with_capacity(INTEGERS),
                 published_at: now,
+                up: Vec::new(),
+                complained_at: None,
             },
             deadline_us,
             now,
@@ -142,6 +151,7 @@ impl Redis {
         if now.since(book.published_at).0 >= PUBLISH_EVERY_US {
             book.published_at = *now;
             book.shards.links(book.core).publish(client.counters(), store.waiting());
+            book.say_what_changed(client);
         }
     }
 
@@ -259,6 +269,37 @@ impl Book {
         Some(shard)
     }
 
+    /// Logs which shards this core has reached, and which it has lost, since the last time.
+    fn say_what_changed(&mut self, client: &Client) {
+        self.up.resize(client.shards(), false);
+        for (index, was_up) in self.up.iter_mut().enumerate() {
+            // There are at most 1,024; see the setting's bound.
+            let shard = ShardIndex(index as u16);
+            let is_up = client.shard_is_up(shard);
+            if std::mem::replace(was_up, is_up) == is_up {
+                continue;
+            }
+            let (core, name) = (self.core, client.shard_name(shard));
+            if is_up {
+                tracing::info!(core, shard = name, "connected to Redis");
+            } else {
+                let why = client.shard_problem(shard).map(ToString::to_string).unwrap_or_default();
+                tracing::warn!(core, shard = name, why, "the connection to Redis is gone");
+            }
+        }
+    }
+
+    /// Logs an error of a shard, now and then.
+    #[cold]
+    fn complain(&mut self, now: Micros, shard: Option<ShardId>, error: &Error<'_>) {
+        if self.complained_at.is_none_or(|at| now.since(at).0 >= COMPLAIN_EVERY_US) {
+            self.complained_at = Some(now);
+            let known = self.shards.known();
+            let name = shard.and_then(|shard| known.get(shard.index())).map_or("?", |(_, name)| name);
+            tracing::warn!(shard = name, %error, "Redis answers with an error; further ones are only counted for 10 s");
+        }
+    }
+
     fn completed(&mut self, store: &mut Store, around: &mut Surroundings<'_>, now: Micros, done: &Completion<'_>) {
         let numbers = &self.numbers;
         let shard = done.shard.and_then(|index| numbers.get(usize::from(index.0))?.as_ref()).map(|(_, shard)| *shard);
@@ -278,6 +319,9 @@ impl Book {
                 let why = why(error);
                 if let Some(counters) = counters {
                     count(counters, why);
+                }
+                if why == Why::Refused {
+                    self.complain(now, shard, error);
                 }
                 store.completed(around, done.token, shard, Err((why, error.is_shard_failure())));
             }
