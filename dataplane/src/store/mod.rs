@@ -305,7 +305,7 @@ impl Store {
                 // What cannot be given back refills by itself.
                 let _ = calls.send(NOBODY, &call);
             }
-            self.tables.gave_back(group);
+            self.tables.let_go(group);
         }
         self.report(around);
     }
@@ -330,6 +330,8 @@ impl Store {
         if token == NOBODY || self.tables.groups.find(handle).is_none() {
             return;
         }
+        // The group stays while its parts go.
+        self.tables.hold(handle);
         let group = &mut self.tables.groups[handle];
         (group.is_in_flight, group.is_probe) = (false, false);
         let replies = outcome.map(|integers| read_replies(integers, group.buckets.len()));
@@ -343,7 +345,7 @@ impl Store {
         if !group.waiting.is_empty() && !std::mem::replace(&mut group.is_dirty, true) {
             self.tables.dirty.push(handle);
         }
-        self.tables.release_group_if_idle(handle);
+        self.tables.let_go(handle);
     }
 
     /// Decides the checks whose deadline has come.
@@ -398,14 +400,19 @@ impl Store {
         }
     }
 
-    /// One call for all parts that wait in a group.
+    /// One call for all parts that wait in a group, unless one is in flight.
     fn send(&mut self, around: &mut Surroundings<'_>, calls: &mut impl Calls, handle: Handle) {
+        self.tables.hold(handle);
         self.drop_answered(handle);
         let group = &self.tables.groups[handle];
-        if group.is_in_flight || group.waiting.is_empty() {
-            self.tables.release_group_if_idle(handle);
-            return;
+        if !group.is_in_flight && !group.waiting.is_empty() {
+            self.send_waiting(around, calls, handle);
         }
+        self.tables.let_go(handle);
+    }
+
+    fn send_waiting(&mut self, around: &mut Surroundings<'_>, calls: &mut impl Calls, handle: Handle) {
+        let group = &self.tables.groups[handle];
         let (mut sum, mut takers, mut next) = (0u64, 0, group.waiting.first());
         while let Some(part) = next {
             let share = group.share(&self.tables.parts[part]);
@@ -437,7 +444,6 @@ impl Store {
                     report.probes_failed += u32::from(admission == Admission::Probe);
                 }
                 self.fail(around, handle, why);
-                self.tables.release_group_if_idle(handle);
             }
         }
     }
@@ -468,13 +474,10 @@ impl Store {
         let granted = replies.iter().map(|reply| reply.granted).min().unwrap_or(0);
         let mut deal = Deal::new(granted);
         let mut flying = std::mem::take(&mut self.tables.groups[handle].flying);
-        // Keeps the group while its parts go.
-        self.tables.groups[handle].parts += 1;
         while let Some(part) = flying.pop(&mut self.tables.parts) {
             self.deal_to(around, handle, part, &mut deal, replies);
         }
         self.tables.give_back(handle, deal.left());
-        self.tables.groups[handle].parts -= 1;
     }
 
     fn deal_to(
@@ -541,7 +544,6 @@ impl Store {
     /// The call of a group brought nothing.
     fn fail(&mut self, around: &mut Surroundings<'_>, handle: Handle, why: Why) {
         let mut flying = std::mem::take(&mut self.tables.groups[handle].flying);
-        self.tables.groups[handle].parts += 1;
         while let Some(part) = flying.pop(&mut self.tables.parts) {
             let Some(check) = self.tables.parts[part].check else {
                 around.counters.shadow_unknown.add(1);
@@ -558,7 +560,6 @@ impl Store {
                 self.conclude(around, check);
             }
         }
-        self.tables.groups[handle].parts -= 1;
     }
 
     /// Gives a check its verdict, with what is there. What is missing is answered by the failure policies.

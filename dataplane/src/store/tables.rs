@@ -95,7 +95,7 @@ pub(super) struct Group {
     /// The call in flight decides about the breaker.
     pub(super) is_probe: bool,
     pub(super) is_dirty: bool,
-    /// Parts that refer to this group.
+    /// Who needs this group: its parts, and those that hold it.
     pub(super) parts: u32,
 }
 
@@ -171,7 +171,7 @@ pub(super) struct Tables {
     by_hash: HashMap<u64, Handle, BuildHasherDefault<AsIs>>,
     /// Groups that may have something to send.
     pub(super) dirty: Vec<Handle>,
-    /// What goes back to a group's buckets; each entry holds its group like a part.
+    /// What goes back to a group's buckets; each entry holds its group.
     pub(super) backs: Vec<(Handle, u32)>,
 }
 
@@ -239,18 +239,23 @@ impl Tables {
     /// Remembers to give tokens back to a group's buckets.
     pub(super) fn give_back(&mut self, group: Handle, tokens: u32) {
         if tokens > 0 {
-            self.groups[group].parts += 1;
+            self.hold(group);
             self.backs.push((group, tokens));
         }
     }
 
-    /// What was remembered by `give_back` was seen to.
-    pub(super) fn gave_back(&mut self, group: Handle) {
+    /// Keeps a group, as a part of it does, until `let_go`.
+    pub(super) fn hold(&mut self, group: Handle) {
+        self.groups[group].parts += 1;
+    }
+
+    /// See `hold`.
+    pub(super) fn let_go(&mut self, group: Handle) {
         self.groups[group].parts -= 1;
         self.release_group_if_idle(group);
     }
 
-    pub(super) fn release_group_if_idle(&mut self, group: Handle) {
+    fn release_group_if_idle(&mut self, group: Handle) {
         let entry = &self.groups[group];
         if entry.parts == 0 && !entry.is_in_flight && !entry.is_dirty {
             self.by_hash.remove(&entry.hash);

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use policy_sync::{file, snapshot::Attributes};
+use proptest::prelude::*;
 
 use super::*;
 use crate::{
@@ -542,4 +543,102 @@ fn a_check_that_is_known_meets_the_others_of_its_identity() {
     rig.answer();
     assert_eq!(rig.read(&[first, second]), [(Answer::Allow, 9), (Answer::Allow, 8)]);
     rig.assert_empty();
+}
+
+/// What can happen to a store, in any order.
+#[derive(Clone, Debug)]
+enum Event {
+    /// A check of this cost for one of the identities, by one of the rule sets.
+    Ask(u32, usize, usize),
+    Flush,
+    /// The call at this place among those in flight is answered, or fails.
+    Answer(usize),
+    Fail(usize),
+    Wait(u64),
+    /// A connection with this check is gone.
+    Abandon(usize),
+    Refuse(bool),
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let one = prop_oneof![
+        6 => (0u32..4, 0usize..3, 0usize..4).prop_map(|(cost, who, what)| Event::Ask(cost, who, what)),
+        4 => Just(Event::Flush),
+        4 => (0usize..8).prop_map(Event::Answer),
+        1 => (0usize..8).prop_map(Event::Fail),
+        2 => (0u64..4_000).prop_map(Event::Wait),
+        1 => (0usize..8).prop_map(Event::Abandon),
+        1 => any::<bool>().prop_map(Event::Refuse),
+    ];
+    prop::collection::vec(one, 0..120)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    /// Whatever happens: every check has exactly one verdict by its deadline, no token is granted that the store did not
+    /// grant, and nothing stays behind.
+    #[test]
+    fn every_check_has_one_verdict_and_nothing_stays(events in events()) {
+        let mut rig = Rig::with(|settings| {
+            settings.waiting_max = 16;
+            settings.breaker.open_ms = 3;
+        });
+        let mut waiting: Vec<(CheckId, u64)> = Vec::new();
+        for event in events {
+            match event {
+                Event::Ask(cost, who, what) => {
+                    let who = ["a", "b", "c"][who];
+                    let words: &[(&str, &str)] = match what {
+                        0 => &[("path", "/"), ("key", who)],
+                        1 => &[("path", "/"), ("key", who), ("ip", "1")],
+                        2 => &[("open", who), ("watched", who)],
+                        _ => &[("ip", who), ("watched", "w"), ("open", "1")],
+                    };
+                    if let Asked::Later(check) = rig.ask_for(cost, words) {
+                        waiting.push((check, rig.now_us + 5_000));
+                    }
+                }
+                Event::Flush => rig.flush(),
+                Event::Answer(at) | Event::Fail(at) if rig.fake.sent.is_empty() || at >= rig.fake.sent.len() => {}
+                Event::Answer(at) => {
+                    rig.fake.sent.swap(0, at);
+                    rig.answer();
+                }
+                Event::Fail(at) => {
+                    rig.fake.sent.swap(0, at);
+                    rig.fail(Why::Timeout);
+                }
+                Event::Wait(us) => rig.wait(us),
+                Event::Abandon(at) if at < waiting.len() => {
+                    let (check, _) = waiting.swap_remove(at);
+                    rig.store.release(check);
+                }
+                Event::Abandon(_) => {}
+                Event::Refuse(refuse) => rig.fake.refuses = refuse.then_some(Why::Down),
+            }
+            let now_us = rig.now_us;
+            waiting.retain(|(check, deadline_us)| {
+                let decided = rig.store.verdict(*check).is_some();
+                assert!(decided || *deadline_us > now_us, "a check waits beyond its deadline");
+                if decided {
+                    rig.store.release(*check);
+                }
+                !decided
+            });
+        }
+        // The end of all that is under way.
+        rig.fake.refuses = None;
+        rig.wait(5_000);
+        waiting.iter().for_each(|(check, _)| rig.store.release(*check));
+        for _ in 0..4 {
+            rig.flush();
+            while !rig.fake.sent.is_empty() {
+                rig.answer();
+            }
+        }
+        let over = |key: &String, level: &u32| *level > if key.contains("per-key") { 10 } else { 5 };
+        prop_assert!(!rig.fake.levels.iter().any(|(key, level)| over(key, level)), "{:?}", rig.fake.levels);
+        rig.assert_empty();
+    }
 }
