@@ -127,7 +127,7 @@ fn check_settings(bytes: &[u8], path: &Path) -> Result<Settings, ConfigError> {
 /// Which of the two a file is meant to be. A config has at least one setting, or nothing; a policy has `[[rule]]` or
 /// `[[override]]`, or another list of sections where these are misspelt.
 fn kind_of(table: &DeTable<'_>) -> Kind {
-    const SETTINGS: [&str; 8] = ["cores", "policy", "resp", "limits", "transport", "ops", "shutdown", "log"];
+    const SETTINGS: [&str; 9] = ["cores", "policy", "redis", "resp", "limits", "transport", "ops", "shutdown", "log"];
     let is_section = |value: &DeValue<'_>| matches!(value, DeValue::Table(_));
     let is_list =
         |value: &DeValue<'_>| value.as_array().is_some_and(|items| items.iter().any(|item| is_section(item.get_ref())));

@@ -195,6 +195,30 @@ fn check_config_asks_this_machine() {
 }
 
 #[test]
+fn what_is_wrong_with_the_store_is_found_and_no_password_is_shown() {
+    let cases = [
+        ("urls = [\"redis://me:hunter2@host:notaport\"]", "redis.urls"),
+        ("urls = [\"http://me:hunter2@host\"]", "redis.urls"),
+        ("urls = [\"redis://host\"]\npassword_file = \"missing\"", "redis.password_file: missing: cannot be read"),
+        ("urls = [\"rediss://host\"]\nca_file = \"sluice.toml\"", "redis.ca_file"),
+        ("deadline_ms = 0", "redis.deadline_ms: must be from 1"),
+        ("local_share = 2.0", "redis.local_share: must be from 0.001 to 1"),
+        ("breaker = { probes = 0 }", "redis.breaker.probes: must be from 1"),
+    ];
+    for (setting, expected) in cases {
+        let text = format!("[redis]\n{setting}\n");
+        let folder = folder(&[("sluice.toml", &text)]);
+        let (code, out, err) = run(&folder, &["check-config", "sluice.toml"]);
+        assert_eq!(code, 1, "{setting}: {out}");
+        assert!(err.contains(expected), "{setting}: {err}");
+        assert!(!err.contains("hunter2") && !out.contains("hunter2"), "{setting}: {err}");
+    }
+    let folder = folder(&[]);
+    let (code, _, err) = run(&folder, &["--redis", "redis://me:hunter2@host:notaport", "--listen-resp", "127.0.0.1:0"]);
+    assert!(code != 0 && err.contains("redis.urls") && !err.contains("hunter2"), "{err}");
+}
+
+#[test]
 fn what_the_machine_cannot_hold_is_refused_at_start() {
     let folder = folder(&[("c.toml", "[limits]\nbuckets = 4294967296\n")]);
     let (code, _, error) = run(&folder, &["--config", "c.toml"]);

@@ -6,6 +6,7 @@ use super::{Settings, bounds::Violation};
 use crate::{
     buckets::table::{GROUP_BYTES, SLOTS_PER_GROUP},
     server,
+    store::setup::StorePlan,
 };
 
 /// All that this machine cannot give.
@@ -13,7 +14,10 @@ pub(super) fn lacks(settings: &Settings) -> Vec<Violation> {
     let cores = server::data_cpus(&settings.cores).err().map(|message| Violation { setting: "cores", message });
     let password = settings.resp.password_file.as_deref().and_then(|path| read_password(path).err());
     let password = password.map(|message| Violation { setting: "resp.password_file", message });
-    cores.into_iter().chain(password).chain(memory(settings, memory_bytes())).collect()
+    // What is wrong with the URLs is not the machine's fault, and was found before.
+    let store = StorePlan::new(&settings.redis, 1, 0).err().filter(|error| error.setting != "redis.urls");
+    let store = store.map(|error| Violation { setting: error.setting, message: error.why });
+    cores.into_iter().chain(password).chain(store).chain(memory(settings, memory_bytes())).collect()
 }
 
 /// Whether the bucket table, by far the largest piece of memory, fits.

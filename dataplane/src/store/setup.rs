@@ -1,8 +1,8 @@
 //! From settings to a store: what the cores share, and each core's own part.
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
-use resp_client::{Config, Credentials, Secret, TlsConfig, TlsError};
+use resp_client::{Config, Credentials, Secret, TlsConfig};
 use thiserror::Error;
 
 use super::{StoreSettings, shards::Shards, wire};
@@ -10,23 +10,18 @@ use crate::config;
 
 /// Why there can be no store.
 #[derive(Debug, Error)]
-pub enum StoreError {
-    /// The URLs are wrong.
-    #[error("redis.urls: {0}")]
-    Url(#[from] resp_client::UrlError),
-    /// A file of the settings cannot be used.
-    #[error("{setting} {path}: {why}")]
-    File {
-        /// Which setting.
-        setting: &'static str,
-        /// The file.
-        path: String,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// The certificates cannot be used.
-    #[error("redis.ca_file: {0}")]
-    Tls(#[from] TlsError),
+#[error("{setting}: {why}")]
+pub struct StoreError {
+    /// Which setting is wrong.
+    pub setting: &'static str,
+    /// What is wrong with it; never with a password.
+    pub why: String,
+}
+
+impl StoreError {
+    fn of(setting: &'static str) -> impl FnOnce(String) -> Self {
+        move |why| Self { setting, why }
+    }
 }
 
 /// What all cores share of the store.
@@ -49,7 +44,8 @@ impl StorePlan {
     ///
     /// What is wrong with the settings or with a file that they name.
     pub fn new(settings: &config::Redis, cores: usize, seed: u64) -> Result<Option<Self>, StoreError> {
-        let Some(mut client) = settings.seeds()? else { return Ok(None) };
+        let seeds = settings.seeds().map_err(|error| StoreError::of("redis.urls")(error.to_string()))?;
+        let Some(mut client) = seeds else { return Ok(None) };
         client.connect_ms = settings.connect_timeout_ms;
         client.client_name = Some("sluice".into());
         client.shards_max = settings.shards_max;
@@ -57,14 +53,16 @@ impl StorePlan {
         client.in_flight_max = 2 * settings.waiting_max;
         client.scripts = vec![wire::token_bucket(settings.functions)];
         if let Some(path) = &settings.password_file {
-            let password = Secret::new(read_password(path)?);
+            let password = config::read_password(path).map_err(StoreError::of("redis.password_file"))?;
+            let password = Secret::new(password.as_bytes());
             match &mut client.credentials {
                 Some(credentials) => credentials.password = password,
                 None => client.credentials = Some(Credentials { user: None, password }),
             }
         }
         if let Some(path) = &settings.ca_file {
-            let ca_pem = std::fs::read(path).map_err(|error| wrong("redis.ca_file", path, error))?;
+            let unreadable = |error| format!("{}: cannot be read: {error}", path.display());
+            let ca_pem = std::fs::read(path).map_err(unreadable).map_err(StoreError::of("redis.ca_file"))?;
             client.tls = client.tls.map(|tls| TlsConfig { ca_pem: Some(ca_pem), ..tls });
         }
         let asker = StoreSettings {
@@ -75,23 +73,9 @@ impl StorePlan {
             local: settings.local_terms(),
         };
         // Certificates that cannot be used are found out here, not on the cores.
-        resp_client::Client::new(client.clone(), seed, resp_client::Micros(0))?;
+        resp_client::Client::new(client.clone(), seed, resp_client::Micros(0))
+            .map_err(|error| StoreError::of("redis.ca_file")(error.to_string()))?;
         let shards = Arc::new(Shards::new(settings.shards_max, cores));
         Ok(Some(Self { client, asker, shards, seed }))
-    }
-}
-
-fn wrong(setting: &'static str, path: &Path, why: impl ToString) -> StoreError {
-    StoreError::File { setting, path: path.display().to_string(), why: why.to_string() }
-}
-
-/// The password of a file, which holds it as its only line.
-fn read_password(path: &Path) -> Result<String, StoreError> {
-    let setting = "redis.password_file";
-    let text = std::fs::read_to_string(path).map_err(|error| wrong(setting, path, error))?;
-    match text.strip_suffix('\n').unwrap_or(&text) {
-        "" => Err(wrong(setting, path, "is empty")),
-        line if line.contains('\n') => Err(wrong(setting, path, "has more than one line")),
-        line => Ok(line.to_owned()),
     }
 }
