@@ -631,6 +631,15 @@ impl Store {
     }
 }
 
+/// What shadow rules wait for.
+#[derive(Clone, Copy)]
+enum Behind {
+    /// The verdict of a check that waits.
+    Check(Handle),
+    /// Nothing: this is the answer.
+    Answer(Answer),
+}
+
 /// Where questions are taken: the store without what has nothing to do with a new one, under the policy in force.
 struct Desk<'a> {
     settings: &'a StoreSettings,
@@ -673,7 +682,7 @@ impl Desk<'_> {
         if refused.is_some() || !limits {
             let verdict = refused.unwrap_or(Verdict { rule: exempt, ..UNRULED });
             if shadows {
-                self.shadows(around, calls, question, applied, attributes, None, verdict.answer);
+                self.shadows(around, calls, question.cost, applied, attributes, Behind::Answer(verdict.answer));
             }
             return Asked::Now(verdict);
         }
@@ -697,7 +706,7 @@ impl Desk<'_> {
             }
         }
         if shadows {
-            self.shadows(around, calls, question, applied, attributes, Some(check), Answer::Allow);
+            self.shadows(around, calls, question.cost, applied, attributes, Behind::Check(check));
         }
         self.go(check, question)
     }
@@ -830,12 +839,12 @@ impl Desk<'_> {
         &mut self,
         around: &Surroundings<'_>,
         calls: &impl Calls,
-        question: Question,
+        cost: u32,
         applied: &[Applied],
         attributes: &Attributes<'_>,
-        check: Option<Handle>,
-        answer: Answer,
+        behind: Behind,
     ) {
+        let check = if let Behind::Check(check) = behind { Some(check) } else { None };
         for one in applied {
             if self.policy.cards[one.rule as usize].mode != Mode::Shadow || bucket_of(self.policy, one).is_none() {
                 continue;
@@ -843,15 +852,15 @@ impl Desk<'_> {
             let group = self.group(calls, std::slice::from_ref(one), None, |policy, rule, identity| {
                 policy.snapshot.encode_identity(rule, attributes, identity);
             });
-            let Some(part) = group.and_then(|group| self.tables.part(check, group, question.cost)) else {
+            let Some(part) = group.and_then(|group| self.tables.part(check, group, cost)) else {
                 around.counters.shadow_unknown.add(1);
                 continue;
             };
-            match check {
-                Some(check) => {
+            match behind {
+                Behind::Check(check) => {
                     self.tables.parts[part].next_of_check = self.tables.checks[check].shadows.replace(part);
                 }
-                None => {
+                Behind::Answer(answer) => {
                     self.tables.parts[part].takes = answer == Answer::Allow;
                     self.tables.queue(part);
                 }

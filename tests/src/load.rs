@@ -1,0 +1,131 @@
+//! Load in the background of a test, which checks every answer: each request has exactly one, in its place.
+//!
+//! A thread per connection sends batches of CHECKs of identities that nobody else asks for, and behind each batch an ECHO
+//! of its number: if a reply were missing, double or out of order, the ECHO would come back in the wrong place. Between
+//! batches it pauses, so that a debug build on a busy machine is not saturated and what is measured is the deadline, not
+//! a queue.
+
+use std::{
+    net::TcpStream,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use redis_protocol::resp2::types::OwnedFrame;
+
+use crate::{Client, Server, Verdict, request};
+
+/// Checks of one batch.
+const DEPTH: usize = 8;
+/// Between the batches of a connection.
+const PAUSE: Duration = Duration::from_millis(4);
+
+/// Load that runs until it is stopped.
+pub struct Load {
+    stop: Arc<AtomicBool>,
+    /// Batches that were answered, over all connections.
+    batches: Arc<AtomicU64>,
+    threads: Vec<JoinHandle<Tally>>,
+}
+
+/// What a load came to.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Checks that were allowed, denied, and answered as unavailable.
+    pub allowed: u64,
+    /// See `allowed`.
+    pub denied: u64,
+    /// See `allowed`.
+    pub unavailable: u64,
+    /// How long each batch took, in the order of their ends.
+    pub took: Vec<Duration>,
+}
+
+impl Load {
+    /// Starts loading over so many connections. `attributes` are the words of each CHECK beside the identity, which is
+    /// the attribute `key`.
+    pub fn start(server: &Server, connections: usize, attributes: &'static [&'static str]) -> Self {
+        let (stop, batches) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let threads = (0..connections)
+            .map(|number| {
+                let (stop, batches, client) = (Arc::clone(&stop), Arc::clone(&batches), server.connect());
+                std::thread::spawn(move || run(client, number, attributes, &stop, &batches))
+            })
+            .collect();
+        Self { stop, batches, threads }
+    }
+
+    /// Waits until so many more batches were answered.
+    pub fn wait_for(&self, batches: u64) {
+        let until = self.batches.load(Ordering::Acquire) + batches;
+        crate::until("the load goes on", || self.batches.load(Ordering::Acquire) >= until);
+    }
+
+    /// Stops; every request that was sent has been answered then.
+    pub fn stop(self) -> Tally {
+        self.stop.store(true, Ordering::Release);
+        let mut all = Tally::default();
+        for thread in self.threads {
+            let one = thread.join().expect("every reply of this connection was right");
+            all.allowed += one.allowed;
+            all.denied += one.denied;
+            all.unavailable += one.unavailable;
+            all.took.extend(one.took);
+        }
+        all.took.sort_unstable();
+        all
+    }
+}
+
+impl Tally {
+    /// Checks in all.
+    pub fn checks(&self) -> u64 {
+        self.allowed + self.denied + self.unavailable
+    }
+
+    /// The time that this share of the batches did not exceed.
+    pub fn quantile(&self, share: f64) -> Duration {
+        let at = (self.took.len() as f64 * share) as usize;
+        self.took.get(at.min(self.took.len().saturating_sub(1))).copied().unwrap_or_default()
+    }
+}
+
+fn run(
+    mut client: Client<TcpStream>,
+    number: usize,
+    attributes: &[&str],
+    stop: &AtomicBool,
+    batches: &AtomicU64,
+) -> Tally {
+    let mut tally = Tally::default();
+    let mut batch = 0_u64;
+    while !stop.load(Ordering::Acquire) {
+        let mut bytes = Vec::new();
+        for at in 0..DEPTH {
+            let key = format!("load-{number}-{batch}-{at}");
+            bytes.extend(request(&[&["CHECK"], attributes, &["key", &key]].concat()));
+        }
+        let mark = format!("{number}-{batch}");
+        bytes.extend(request(&["ECHO", &mark]));
+        let began = Instant::now();
+        client.send(&bytes);
+        for _ in 0..DEPTH {
+            let verdict = Verdict::of(&client.receive().expect("each check is answered"));
+            match verdict.allowed {
+                1 => tally.allowed += 1,
+                0 => tally.denied += 1,
+                _ => tally.unavailable += 1,
+            }
+        }
+        assert_eq!(client.receive(), Some(OwnedFrame::BulkString(mark.into_bytes())), "replies come in order");
+        tally.took.push(began.elapsed());
+        batch += 1;
+        batches.fetch_add(1, Ordering::AcqRel);
+        std::thread::park_timeout(PAUSE);
+    }
+    tally
+}
