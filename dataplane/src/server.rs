@@ -419,7 +419,7 @@ async fn serve_core(
     process: &Process,
     port: Port,
     engine: Engine,
-    pulse: &Pulse,
+    pulse: &Arc<Pulse>,
     up: &mpsc::Sender<()>,
 ) -> io::Result<()> {
     if process.transport == TransportChoice::Plain {

@@ -365,7 +365,7 @@ impl Server {
     fn start(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let said = lines.by_ref().take(4).map(|line| line.unwrap() + "\n").collect();
+        let said = lines.by_ref().take(5).map(|line| line.unwrap() + "\n").collect();
         Self { child, said }
     }
 
@@ -431,6 +431,7 @@ const ANYWHERE: [&str; 6] = ["--listen-resp", "127.0.0.1:0", "--listen-ops", "12
 fn it_serves_and_tells_where_and_leaves() {
     let folder = folder(&[("p.toml", POLICY)]);
     let mut server = Server::start(sluice(&folder, &[&ANYWHERE[..], &["--policy", "p.toml"]].concat()));
+    assert!(server.said.contains("\ncounts in this process alone\n"), "{}", server.said);
     assert!(server.said.contains("\npolicy: p.toml, version 1 with 3 rules\n"), "{}", server.said);
     let port = server.after("RESP on ").rsplit(':').next().unwrap().to_owned();
     let line = format!("\ntry: redis-cli -p {port} CHECK path /v1/login method POST key ak_1\n");

@@ -230,8 +230,16 @@ fn an_open_breaker_touches_nothing_and_closes_after_its_probes() {
         let state = |state: &str| {
             server.metric(&format!("sluice_redis_breaker{{shard=\"{}\",state=\"{state}\"}}", proxy.address())) == 1
         };
-        // Successes first, so that nine failures are not half of all.
-        (0..12).for_each(|at| drop(client.check(&["kind", "load", "key", &format!("a{at}")])));
+        // Successes first, so that with nine failures these are not half of all, whatever a busy machine added.
+        let shard = proxy.address();
+        let failed = || server.metric(&format!("sluice_redis_calls_failed_total{{shard=\"{shard}\",why=\"timeout\"}}"));
+        let replied = || server.metric(&format!("sluice_redis_round_trip_seconds_count{{shard=\"{shard}\"}}"));
+        let mut at = 0;
+        until("Redis has answered often enough", || {
+            at += 1;
+            client.check(&["kind", "load", "key", &format!("a{at}")]);
+            replied() >= 2 * failed() + 15
+        });
         proxy.set(Fault::Freeze);
         (0..9).for_each(|at| drop(client.check(&["kind", "load", "key", &format!("b{at}")])));
         assert!(state("closed"), "below the threshold");
@@ -253,7 +261,7 @@ fn an_open_breaker_touches_nothing_and_closes_after_its_probes() {
         assert_eq!(few(&mut client).limit, 5, "Redis counts again");
         redis.kill();
         until("the local bucket is a new one", || few(&mut client).limit == 2);
-        assert_eq!(few(&mut client).allowed, 0, "and has had its two");
+        assert_eq!([few(&mut client).allowed, few(&mut client).allowed], [1, 0], "and has its two");
     }
 }
 

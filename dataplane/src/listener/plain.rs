@@ -11,6 +11,7 @@ use std::{
     os::fd::{FromRawFd, IntoRawFd, OwnedFd},
     pin::Pin,
     rc::Rc,
+    sync::Arc,
     task::{Poll, Waker},
 };
 
@@ -34,6 +35,7 @@ struct Core {
     engine: Engine,
     sockets: Slab<Socket>,
     links: Links,
+    pulse: Arc<Pulse>,
 }
 
 /// What the survey must know of a connection.
@@ -56,10 +58,16 @@ type Shared = Rc<RefCell<Core>>;
 /// # Errors
 ///
 /// When the doorbell or a listener cannot be waited for.
-pub async fn run(mut port: Port, engine: Engine, pulse: &Pulse) -> io::Result<()> {
+pub async fn run(mut port: Port, engine: Engine, pulse: &Arc<Pulse>) -> io::Result<()> {
     let listeners = std::mem::take(&mut port.listeners);
     let (placement, index) = (port.placement.clone(), port.core);
-    let core: Shared = Rc::new(RefCell::new(Core { port, engine, sockets: Slab::new(), links: Links::default() }));
+    let core: Shared = Rc::new(RefCell::new(Core {
+        port,
+        engine,
+        sockets: Slab::new(),
+        links: Links::default(),
+        pulse: Arc::clone(pulse),
+    }));
     let mut accepting: Vec<Task<()>> =
         listeners.into_iter().map(|listener| spawn_local(accept(Rc::clone(&core), listener))).collect();
     loop {
@@ -77,7 +85,6 @@ pub async fn run(mut port: Port, engine: Engine, pulse: &Pulse) -> io::Result<()
         }
         core.borrow_mut().tick();
         links::follow(&core);
-        pulse.be_eager(core.borrow().engine.needs_ticks());
         let doorbell = placement.doorbell(index);
         park::until_readable(doorbell.descriptor(), Some(pulse)).await?;
         doorbell.silence();
@@ -263,6 +270,8 @@ impl Core {
                 }
             }
             if !self.engine.flush_store() {
+                // Deadlines are kept by the main task, which sleeps until it is nudged.
+                self.pulse.be_eager(self.engine.needs_ticks());
                 return;
             }
         }

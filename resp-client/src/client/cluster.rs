@@ -58,7 +58,8 @@ impl Client {
             self.counters.refresh_failures += 1;
         }
         self.sentinel_lost(index);
-        if was_up || self.sentinels > 0 {
+        // Also when it cannot be reached again: another node may take its slots over only some time after it was lost.
+        if was_up || self.links[index].wanted || self.sentinels > 0 {
             self.refresh_soon(now);
         }
     }
