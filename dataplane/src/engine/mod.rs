@@ -336,8 +336,14 @@ impl Engine {
             if self.pending.len() == BATCH_CHECKS_MAX {
                 self.settle();
             } else if at < bytes.len() {
-                match self.read_one(conn, &bytes[at..]) {
+                let max = self.settings.request.request_bytes_max;
+                let end = bytes.len().min(at.saturating_add(max));
+                match self.read_one(conn, &bytes[at..end]) {
                     Ok(Parsed::Request(len)) => at += len,
+                    Ok(Parsed::Incomplete) if end < bytes.len() => {
+                        self.refuse(conn, ProtocolError::RequestTooLong(max));
+                        return bytes.len();
+                    }
                     Ok(Parsed::Incomplete) => break,
                     Err(error) => {
                         self.refuse(conn, error);
@@ -487,10 +493,14 @@ impl Engine {
     /// A CHECK that begins as an earlier one did; returns where it ends. `None` where it does not, or is not complete.
     #[inline(always)]
     fn recall_check(&mut self, conn: ConnId, bytes: &[u8]) -> Option<usize> {
-        let (entry, len) = self.recall.find(bytes, self.generation)?;
-        let mut cursor = Cursor::new(&bytes[len..]);
-        // What is wrong or incomplete is for the long way to say.
+        let (entry, head) = self.recall.find(bytes, self.generation)?;
+        let mut cursor = Cursor::new(&bytes[head..]);
+        // What is wrong, incomplete or too long is for the long way to say.
         let value = cursor.bulk(&self.settings.request).ok()??;
+        let len = head + cursor.consumed();
+        if len > self.settings.request.request_bytes_max {
+            return None;
+        }
         let cost = entry.cost;
         let ask = if let Some(rule) = entry.one {
             let key = self.policy.snapshot.follow_one(&entry.recipe, value);
@@ -505,7 +515,7 @@ impl Engine {
             Ask::Check { rules: (self.applied.len() - before) as u32 }
         };
         self.pending.push(Pending { conn, cost, ask });
-        Some(len + cursor.consumed())
+        Some(len)
     }
 
     /// CHECK by whatever spelling the fast path did not take: lower case, or typed inline.

@@ -134,11 +134,15 @@ impl Engine {
     /// it does not, or is not complete.
     #[inline]
     pub(super) fn recall_remote(&mut self, conn: ConnId, bytes: &[u8]) -> Option<usize> {
-        let (entry, len) = self.recall.find(bytes, self.generation)?;
+        let (entry, begins) = self.recall.find(bytes, self.generation)?;
         let head = entry.head.as_ref()?;
-        let mut cursor = Cursor::new(&bytes[len..]);
-        // What is wrong or incomplete is for the long way to say.
+        let mut cursor = Cursor::new(&bytes[begins..]);
+        // What is wrong, incomplete or too long is for the long way to say.
         let value = cursor.bulk(&self.settings.request).ok()??;
+        let len = begins + cursor.consumed();
+        if len > self.settings.request.request_bytes_max {
+            return None;
+        }
         let first = self.applied.len();
         self.policy.snapshot.follow(&entry.recipe, value, &mut self.applied);
         let remote = self.remote.as_mut()?;
@@ -154,7 +158,7 @@ impl Engine {
         let asked = remote.store.ask_known(&mut around, &remote.redis, question, applied, write);
         self.applied.truncate(first);
         self.answered(conn, Asker::Check, asked);
-        Some(len + cursor.consumed())
+        Some(len)
     }
 
     /// Asks the store for a throttle call.
