@@ -39,7 +39,8 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error}");
+            // Nobody may read what we say, as behind `| head`; that is no reason to abort.
+            let _ = writeln!(io::stderr(), "{error}");
             ExitCode::FAILURE
         }
     }
@@ -92,7 +93,9 @@ fn serve_with(mut settings: Settings) -> Outcome {
 fn start_log(settings: &Log) {
     // The level was checked with the other settings.
     let filter = tracing_subscriber::EnvFilter::try_new(&settings.level).unwrap_or_default();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    // A log that cannot be written must not end the server: its own complaint about that would go to the same place, and
+    // panic there.
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).log_internal_errors(false);
     match settings.format {
         LogFormat::Text => log.with_ansi(io::IsTerminal::is_terminal(&io::stderr())).init(),
         LogFormat::Json => log.json().init(),

@@ -29,6 +29,7 @@
 use std::{
     fs::File,
     io::{self, Read},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -69,6 +70,12 @@ pub enum ReadError {
         /// What the system says.
         source: io::Error,
     },
+    /// It is a pipe, a device, or a folder.
+    #[error("{}: is not a regular file", path.display())]
+    NotAFile {
+        /// Which.
+        path: PathBuf,
+    },
     /// The file is too large.
     #[error("{}: larger than {FILE_BYTES_MAX} bytes, the most that a policy file may have", path.display())]
     TooLarge {
@@ -96,8 +103,13 @@ pub enum ReadError {
 pub fn read(path: &Path) -> Result<Policy, ReadError> {
     let io_error = |source| ReadError::Io { path: path.into(), source };
     let mut bytes = Vec::new();
+    // A pipe would make us wait for somebody to write to it, with everything else that this thread has to do.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(io_error)?;
+    if !file.metadata().map_err(io_error)?.is_file() {
+        return Err(ReadError::NotAFile { path: path.into() });
+    }
     // One byte more than allowed tells a file that is too large, whatever its metadata says.
-    File::open(path).map_err(io_error)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(io_error)?;
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(io_error)?;
     parse_bytes(bytes, path)
 }
 

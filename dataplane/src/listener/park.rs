@@ -11,7 +11,7 @@
 
 use std::{
     future::{Future, poll_fn},
-    os::fd::{FromRawFd, IntoRawFd, OwnedFd},
+    os::fd::{BorrowedFd, FromRawFd, IntoRawFd},
     pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
@@ -87,13 +87,24 @@ fn register(slot: &Mutex<Option<Waker>>, waker: &Waker) {
     }
 }
 
+/// Sleeps until the descriptor is readable or a nudge comes, whatever happens: where there is no file left to wait with, for
+/// a few milliseconds. Running out of files is what clients can do to a server, and it passes.
+pub async fn sleep(descriptor: BorrowedFd<'_>, pulse: Option<&Pulse>) {
+    if until_readable(descriptor, pulse).await.is_err() {
+        glommio::timer::sleep(WITHOUT_FILES).await;
+    }
+}
+
+/// How long a driver sleeps that has no file to wait with.
+const WITHOUT_FILES: std::time::Duration = std::time::Duration::from_millis(5);
+
 /// Sleeps until the descriptor (an eventfd or a listening socket) is readable, or a nudge of the pulse comes.
 ///
 /// # Errors
 ///
 /// When the descriptor cannot be duplicated; the caller then goes on without having slept.
-pub async fn until_readable(descriptor: &OwnedFd, pulse: Option<&Pulse>) -> std::io::Result<()> {
-    let copy = descriptor.try_clone()?;
+async fn until_readable(descriptor: BorrowedFd<'_>, pulse: Option<&Pulse>) -> std::io::Result<()> {
+    let copy = descriptor.try_clone_to_owned()?;
     // SAFETY: `copy` is an open descriptor that nothing else owns, and the stream becomes its only owner. That it is no
     // socket only makes the receive fail, which is what we wait for.
     let mut stream = unsafe { TcpStream::from_raw_fd(copy.into_raw_fd()) };

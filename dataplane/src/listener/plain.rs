@@ -8,7 +8,7 @@ use std::{
     cell::RefCell,
     future::poll_fn,
     io,
-    os::fd::{FromRawFd, IntoRawFd, OwnedFd},
+    os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd},
     pin::Pin,
     rc::Rc,
     sync::Arc,
@@ -86,7 +86,7 @@ pub async fn run(mut port: Port, engine: Engine, pulse: &Arc<Pulse>) -> io::Resu
         core.borrow_mut().tick();
         links::follow(&core);
         let doorbell = placement.doorbell(index);
-        park::until_readable(doorbell.descriptor(), Some(pulse)).await?;
+        park::sleep(doorbell.descriptor().as_fd(), Some(pulse)).await;
         doorbell.silence();
     }
 }
@@ -111,10 +111,7 @@ async fn accept(core: Shared, listener: OwnedFd) {
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let Ok(copy) = listener.try_clone() else { return };
-                if park::until_readable(&copy.into(), None).await.is_err() {
-                    return;
-                }
+                park::sleep(listener.as_fd(), None).await;
             }
             // Shut down, because the server leaves.
             Err(_) if core.borrow().port.lifecycle.stage() == Stage::Closing => return,

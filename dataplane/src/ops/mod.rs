@@ -11,7 +11,7 @@ use std::{
     convert::Infallible,
     future::{Future, poll_fn},
     net::TcpListener,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     pin::{Pin, pin},
     rc::Rc,
     sync::{Arc, atomic::Ordering},
@@ -72,10 +72,7 @@ pub async fn serve(listener: TcpListener, process: Arc<Process>) {
                 .detach();
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                if let Err(error) = park::until_readable(&descriptor, None).await {
-                    tracing::error!(%error, "the ops port cannot wait for connections");
-                    glommio::timer::sleep(Duration::from_secs(1)).await;
-                }
+                park::sleep(descriptor.as_fd(), None).await;
             }
             Err(error) => {
                 tracing::warn!(%error, "the ops port cannot accept");

@@ -23,7 +23,11 @@ mod buffers;
 mod links;
 mod uring;
 
-use std::{io, os::fd::OwnedFd, time::Duration};
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    time::Duration,
+};
 
 use slab::Slab;
 
@@ -191,7 +195,7 @@ impl Driver {
         if !self.has_work() {
             pulse.be_eager(self.engine.needs_ticks());
             let doorbell = self.port.placement.doorbell(self.port.core);
-            park::until_readable(doorbell.descriptor(), Some(pulse)).await?;
+            park::sleep(doorbell.descriptor().as_fd(), Some(pulse)).await;
             doorbell.silence();
         }
         self.uring.ring_doorbell(false);
