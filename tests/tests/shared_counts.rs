@@ -159,11 +159,14 @@ fn shadow_rules_are_counted_behind_the_answer() {
     }
 }
 
+/// The settings for a Redis.
+type Written = fn(&Redis) -> String;
+
 #[test]
 fn by_socket_with_tls_with_passwords_and_as_a_function() {
     for setup in Setup::transports() {
         let secret = ["--requirepass", "s3cr:et/"];
-        let cases: [(Redis, fn(&Redis) -> String); 4] = [
+        let cases: [(Redis, Written); 4] = [
             (Redis::start(&[]), |redis| format!("urls = [\"unix://{}\"]\n", redis.unix_socket().display())),
             (Redis::start_tls(), |redis| {
                 format!("urls = [\"{}\"]\nca_file = \"{}\"\n", redis.url(), redis.ca_file().display())
