@@ -138,6 +138,8 @@ impl Client {
             Some(ranges) if !ranges.is_empty() => {
                 self.refresh.problem = None;
                 self.apply(&ranges);
+                // No call goes to a slot that nobody has, so nothing else would tell when somebody has it.
+                self.refresh.wanted |= self.slots.contains(&NONE);
             }
             _ => {
                 self.refresh.problem = Some(match reply {

@@ -223,6 +223,23 @@ fn the_topology_is_looked_at_from_time_to_time() {
 }
 
 #[test]
+fn slots_that_nobody_has_are_looked_for_until_somebody_has_them() {
+    let (mut world, a, b) = World::cluster();
+    let answer = |world: &mut World, ranges: &[(u16, u16, &str, u16)]| {
+        let asked = if world.sent(a).is_empty() { b } else { a };
+        world.sent(b);
+        world.reply(asked, &shards(ranges));
+        world.pass_ms(1000);
+    };
+    world.pass_ms(66_000);
+    answer(&mut world, &[(0, 8191, "a", 1), (8193, 16_383, "b", 2)]);
+    assert!(!world.client.is_ready());
+    answer(&mut world, &[(0, 8191, "a", 1), (8192, 16_383, "b", 2)]);
+    assert!(world.client.is_ready());
+    assert_eq!((world.sent(a).len(), world.sent(b).len()), (0, 0), "there is nothing to look for");
+}
+
+#[test]
 fn a_look_that_is_not_answered_goes_to_another_node() {
     let (mut world, a, b) = World::cluster();
     world.pass_ms(66_000);
