@@ -53,7 +53,7 @@ local = { capacity = 50, refill = 50, period = "1m" }
 
 /// Far beyond the deadline of 5 ms, for a debug build on a machine with something else to do; far below what waiting for
 /// a broken Redis would take.
-const LATE: Duration = Duration::from_millis(250);
+const LATE: Duration = Duration::from_millis(500);
 
 fn config(url: &str) -> String {
     format!("[redis]\nurls = [\"{url}\"]\nbreaker = {{ open_ms = 200, calls_min = 10 }}\n")

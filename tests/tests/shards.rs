@@ -35,7 +35,7 @@ limit = { capacity = 1000, refill = 1, period = "24h" }
 "#;
 
 /// See `outages`.
-const LATE: Duration = Duration::from_millis(250);
+const LATE: Duration = Duration::from_millis(500);
 
 fn config(urls: &[String]) -> String {
     format!("[redis]\nurls = {urls:?}\nbreaker = {{ open_ms = 200, calls_min = 10 }}\n")
