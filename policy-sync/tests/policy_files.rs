@@ -455,7 +455,7 @@ fn files_that_cannot_be_read_say_why() {
     let missing = directory.join("no-such-policy.toml");
     assert!(matches!(file::read(&missing), Err(ReadError::Io { .. })));
     assert!(file::read(&missing).unwrap_err().to_string().contains("no-such-policy.toml"));
-    assert!(matches!(file::read(&directory), Err(ReadError::Io { .. })));
+    assert!(matches!(file::read(&directory), Err(ReadError::NotAFile { .. })));
 
     let binary = directory.join("binary-policy.toml");
     std::fs::write(&binary, b"# one\n# two \xff\n").unwrap();
