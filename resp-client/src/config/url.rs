@@ -240,15 +240,15 @@ fn network(parts: &mut Parts, rest: &str, url: &str) -> Result<(), UrlError> {
 
 fn address(host: &str, default_port: u16, url: &str) -> Result<Address, UrlError> {
     let (host, port) = if let Some(rest) = host.strip_prefix('[') {
-        let (host, port) = rest.split_once(']').ok_or_else(|| UrlError::Brackets { url: shown(url) })?;
+        let (host, port) = rest.split_once(']').ok_or_else(|| UrlError::Brackets { url: shown_host(url) })?;
         match port.strip_prefix(':') {
             Some(port) => (host, Some(port)),
             None if port.is_empty() => (host, None),
-            None => return Err(UrlError::Port { url: shown(url) }),
+            None => return Err(UrlError::Port { url: shown_host(url) }),
         }
     } else {
         match host.split_once(':') {
-            Some((_, port)) if port.contains(':') => return Err(UrlError::Brackets { url: shown(url) }),
+            Some((_, port)) if port.contains(':') => return Err(UrlError::Brackets { url: shown_host(url) }),
             Some((host, port)) => (host, Some(port)),
             None => (host, None),
         }
@@ -258,7 +258,9 @@ fn address(host: &str, default_port: u16, url: &str) -> Result<Address, UrlError
     }
     let port = match port {
         None => default_port,
-        Some(port) => port.parse().ok().filter(|&port| port != 0).ok_or_else(|| UrlError::Port { url: shown(url) })?,
+        Some(port) => {
+            port.parse().ok().filter(|&port| port != 0).ok_or_else(|| UrlError::Port { url: shown_host(url) })?
+        }
     };
     Ok(Address::Tcp { host: text(host, url)?, port })
 }
@@ -270,6 +272,16 @@ fn database(number: &str, url: &str) -> Result<u32, UrlError> {
 fn text(escaped: &str, url: &str) -> Result<String, UrlError> {
     let text = percent_decode_str(escaped).decode_utf8().map_err(|_| UrlError::Utf8 { url: shown(url) })?;
     Ok(text.into_owned())
+}
+
+/// The URL up to its first host's name: what stands in a port's place may be a password whose `@` was forgotten.
+fn shown_host(url: &str) -> String {
+    let shown = shown(url);
+    let begin = shown.find('@').or_else(|| shown.find("://").map(|at| at + 2)).map_or(0, |at| at + 1);
+    match shown[begin..].find(':') {
+        Some(at) => format!("{}:…", &shown[..begin + at]),
+        None => shown,
+    }
 }
 
 /// The URL as an error may show it: without anything that could be a password. What has no scheme may be anything.

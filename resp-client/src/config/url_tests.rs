@@ -61,8 +61,8 @@ fn mistakes_are_named_and_show_no_password() {
     assert_eq!(wrong("http://h"), UrlError::Scheme { url: at("http://h") });
     assert_eq!(wrong("redis://u:secret@"), UrlError::NoHost { url: at("redis://…@") });
     assert_eq!(wrong("redis://secret@h"), UrlError::UserOnly { url: at("redis://…@h") });
-    assert_eq!(wrong("redis://u:secret@h:0"), UrlError::Port { url: at("redis://…@h:0") });
-    assert_eq!(wrong("redis://::1:6379"), UrlError::Brackets { url: at("redis://::1:6379") });
+    assert_eq!(wrong("redis://u:secret@h:0"), UrlError::Port { url: at("redis://…@h:…") });
+    assert_eq!(wrong("redis://::1:6379"), UrlError::Brackets { url: at("redis://:…") });
     assert_eq!(wrong("redis://a,b"), UrlError::ManyHosts { url: at("redis://a,b") });
     assert_eq!(wrong("unix://relative"), UrlError::UnixPath { url: at("unix://relative") });
     assert_eq!(wrong("redis://h/x"), UrlError::Database { url: at("redis://h/x") });
@@ -76,4 +76,14 @@ fn mistakes_are_named_and_show_no_password() {
         assert!(!format!("{error} {error:?}").contains("secret"), "{error}");
     }
     assert!(!format!("{:?}", one("redis://u:secret@h")).contains("secret"));
+}
+
+#[test]
+fn a_password_whose_at_sign_was_forgotten_is_not_shown() {
+    for url in
+        ["redis://user:hunter2", "redis://user:hunter2/0", "redis://user:hun:ter2", "rediss+cluster://a:1,user:hunter2"]
+    {
+        let error = Config::from_urls(&[url]).unwrap_err().to_string();
+        assert!(!error.contains("hunter2") && !error.contains("ter2"), "{error}");
+    }
 }
