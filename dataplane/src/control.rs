@@ -270,7 +270,8 @@ pub fn start(
     let pulse = Arc::new(Pulse::default());
     let orders = Arc::new(Orders {
         reload: AtomicBool::new(false),
-        look: AtomicBool::new(false),
+        // The file may have changed between the first reading and the beginning of the watch.
+        look: AtomicBool::new(true),
         stop: AtomicBool::new(false),
         pulse: Arc::clone(&pulse),
     });

@@ -410,7 +410,7 @@ fn start_core(
                     .map_err(|error| io::Error::other(error.to_string()))?;
                 engine = engine.with_store(plan.asker, &plan.shards, redis);
             }
-            serve_core(&process, port, engine, &pulse, &up).await
+            serve_core(&process, port, engine, &pulse, up).await
         })
         .map_err(|error| ServerError::Start { what: format!("core {}", seat.core), error: error.to_string() })
 }
@@ -420,15 +420,22 @@ async fn serve_core(
     port: Port,
     engine: Engine,
     pulse: &Arc<Pulse>,
-    up: &mpsc::Sender<()>,
+    up: mpsc::Sender<()>,
 ) -> io::Result<()> {
     if process.transport == TransportChoice::Plain {
-        let _ = up.send(());
+        report(up);
         return plain::run(port, engine, pulse).await;
     }
     let driver = Driver::new(port, engine)?;
-    let _ = up.send(());
+    report(up);
     driver.run(pulse).await
+}
+
+/// Tells the shell that a core listens. The sender goes with it: when a core has failed, the others' must not keep the
+/// shell waiting for it.
+#[allow(clippy::needless_pass_by_value, reason = "to be dropped is what it is passed for")]
+fn report(up: mpsc::Sender<()>) {
+    let _ = up.send(());
 }
 
 /// The transport that this kernel can do. Asked before the executors start, because the size of their rings depends on it.

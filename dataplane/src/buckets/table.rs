@@ -60,28 +60,35 @@ const _: () = assert!(size_of::<Group>() == GROUP_BYTES && align_of::<Group>() =
 /// A home's claim word:
 ///
 /// ```text
-///  63         41 40    39 38     36... 35           0
-/// ┌─────────────┬────────┬────────────┬──────────────┐
-/// │ version 23  │ taken 1│ slot 4     │ fingerprint 36│
-/// └─────────────┴────────┴────────────┴──────────────┘
+///  63        42 41         40         39        36 35             0
+/// ┌────────────┬───────────┬──────────┬────────────┬────────────────┐
+/// │ version 22 │ to empty 1│ taken 1  │ slot 4     │ fingerprint 36 │
+/// └────────────┴───────────┴──────────┴────────────┴────────────────┘
 /// ```
 ///
-/// The version makes a claim differ from the ones before; it would take 8 million insertions into one group during one
-/// stalled compare-and-swap for it to come round.
+/// The version makes a claim differ from the ones before; it would take 4 million insertions into one group during one
+/// stalled compare-and-swap for it to come round. `to empty` says that the slot was empty when it was chosen: identities
+/// of two homes can choose the same slot, and the later must not put out the earlier, which is in use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Claim(u64);
 
 impl Claim {
     const SLOT_SHIFT: u32 = FINGERPRINT_BITS;
     const TAKEN: u64 = 1 << 40;
-    const VERSION_SHIFT: u32 = 41;
+    const TO_EMPTY: u64 = 1 << 41;
+    const VERSION_SHIFT: u32 = 42;
 
     fn is_taken(self) -> bool {
         self.0 & Self::TAKEN != 0
     }
 
-    fn take(self, fingerprint: u64, slot: usize) -> Self {
-        Self(self.next_version() | Self::TAKEN | (slot as u64) << Self::SLOT_SHIFT | fingerprint)
+    fn take(self, fingerprint: u64, victim: Victim) -> Self {
+        let to_empty = if victim.is_empty { Self::TO_EMPTY } else { 0 };
+        Self(self.next_version() | to_empty | Self::TAKEN | (victim.slot as u64) << Self::SLOT_SHIFT | fingerprint)
+    }
+
+    fn is_to_empty(self) -> bool {
+        self.0 & Self::TO_EMPTY != 0
     }
 
     fn free(self) -> Self {
@@ -157,6 +164,23 @@ impl Take<'_> {
                 Err(now) => seen = now,
             }
         }
+    }
+}
+
+/// The slot that an identity is put in, and whether there was nothing in it.
+#[derive(Clone, Copy)]
+struct Victim {
+    slot: usize,
+    is_empty: bool,
+}
+
+impl Victim {
+    fn empty(slot: usize) -> Self {
+        Self { slot, is_empty: true }
+    }
+
+    fn occupied(slot: usize) -> Self {
+        Self { slot, is_empty: false }
     }
 }
 
@@ -338,6 +362,10 @@ impl BucketTable {
             if word.load(Ordering::Acquire) != claim.0 {
                 return;
             }
+            if claim.is_to_empty() && seen != 0 {
+                // An identity of another home was faster. Whoever made this claim looks for another slot.
+                break;
+            }
             let fresh = Level::fresh(moment.now_ms).pack(wanted);
             if slot.compare_exchange(seen, fresh, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                 counts.inserted += 1;
@@ -353,19 +381,19 @@ impl BucketTable {
 
     /// The slot to put a new identity in: the home group's while that is at most half full, so that most checks touch
     /// one group; then the emptier group's; then the one untouched for longest.
-    fn victim(&self, home: usize, wanted: u64, moment: Moment) -> usize {
+    fn victim(&self, home: usize, wanted: u64, moment: Moment) -> Victim {
         let at_home = self.survey(home, wanted, 0);
         if at_home.empty > SLOTS_PER_GROUP / 2 {
-            return at_home.first_empty;
+            return Victim::empty(at_home.first_empty);
         }
         if at_home.empty == 0 && moment.now_ms.saturating_sub(at_home.oldest.0) > moment.fill_ms_max {
-            return at_home.oldest.1;
+            return Victim::occupied(at_home.oldest.1);
         }
         let away = self.survey(home, wanted, SLOTS_PER_GROUP);
         match (at_home.empty, away.empty) {
-            (0, 0) => at_home.oldest.min(away.oldest).1,
-            (here, there) if here >= there => at_home.first_empty,
-            _ => away.first_empty,
+            (0, 0) => Victim::occupied(at_home.oldest.min(away.oldest).1),
+            (here, there) if here >= there => Victim::empty(at_home.first_empty),
+            _ => Victim::empty(away.first_empty),
         }
     }
 

@@ -72,7 +72,8 @@ impl NameTable {
     #[inline(always)]
     pub(super) fn find(&self, name: &[u8]) -> Option<NameId> {
         let image = bytes::image(name);
-        let len = u16::try_from(name.len()).ok()?;
+        // The longest length of all marks an empty slot, and no name has it.
+        let len = u16::try_from(name.len()).ok().filter(|&len| len != u16::MAX)?;
         let mask = self.slots.len() - 1;
         let mut at = slot(image, len, self.multiplier, self.shift) & mask;
         loop {

@@ -58,11 +58,15 @@ impl Buffers {
 
     /// Puts a buffer back; the kernel sees it after `publish`.
     pub(super) fn give(&mut self, id: u16) {
+        if id >= self.count {
+            // The kernel names none that it was not given.
+            return;
+        }
         let at = usize::from(self.tail & (self.count - 1));
         // SAFETY: `at` is below `count`, so the entry is within the ring. The kernel reads only entries below the
         // published tail, and this one is not. The tail shares the first entry's reserved field, which is not written.
         let entry = unsafe { &mut *self.ring.as_ptr().add(at) };
-        // SAFETY: `id` is below `count`: it was given out by `register` or checked by `bytes`.
+        // SAFETY: `id` is below `count`, by the check above.
         let address = unsafe { self.memory.as_ptr().add(usize::from(id) * self.bytes_each as usize) };
         entry.set_addr(address as u64);
         entry.set_len(self.bytes_each);
