@@ -19,19 +19,26 @@ use crate::{
     policy::LoadedPolicy,
 };
 
-/// Answers for the buckets that the store did not answer for. `epoch` is the breaker's.
-pub(super) fn answer(
+/// A bucket that the store did not answer for.
+pub(super) struct Missing<'a> {
+    pub(super) bucket: &'a Bucket,
+    /// That of its shard's breaker.
+    pub(super) epoch: u16,
+    pub(super) why: Why,
+}
+
+/// Answers for all that is missing of a check, so that what is taken here is taken from all or from none. `None` where
+/// nothing is missing.
+pub(super) fn answer<'a>(
     around: &mut Surroundings<'_>,
     policy: &LoadedPolicy,
     settings: &StoreSettings,
-    buckets: &[Bucket],
+    missing: impl IntoIterator<Item = Missing<'a>>,
     cost: u32,
-    epoch: u16,
-    why: Why,
-) -> Verdict {
+) -> Option<Verdict> {
     let mut taken: SmallVec<[(u64, Rate); 4]> = SmallVec::new();
     let (mut allowed, mut denied, mut closed): (Option<Verdict>, Option<Verdict>, Option<Verdict>) = (None, None, None);
-    for bucket in buckets {
+    for Missing { bucket, epoch, why } in missing {
         let (on_failure, local) = terms(policy, settings, bucket);
         let by = match on_failure {
             OnFailure::Open => By::Open,
@@ -66,14 +73,14 @@ pub(super) fn answer(
             }
         }
     }
-    let verdict = denied.or(closed).or(allowed).unwrap_or(decision::UNRULED);
+    let verdict = denied.or(closed).or(allowed)?;
     if verdict.answer != Answer::Allow {
         let moment = Moment { now_ms: around.now_ms, fill_ms_max: settings.local.idle_ms };
         for (key, rate) in taken {
             around.table.give_back(key, &rate, cost, moment, around.table_counts);
         }
     }
-    verdict
+    Some(verdict)
 }
 
 /// What holds for a bucket while the store does not answer: the failure policy, and the rate of its stand-in in memory.

@@ -40,6 +40,7 @@ use smallvec::SmallVec;
 use self::{
     breaker::{Admission, Report, State},
     deal::{BucketReply, Deal},
+    fallback::Missing,
     pool::Handle,
     shards::{ShardId, Shards},
     tables::{Group, PartState, Tables},
@@ -185,6 +186,13 @@ pub struct Surroundings<'a> {
 impl Surroundings<'_> {
     fn count(&self, policy: &LoadedPolicy, rule: u32, reason: Reason) {
         self.counters.rule(policy.cards[rule as usize].slot, reason).add(1);
+    }
+
+    /// Counts for the rules of these buckets that they let a check pass.
+    fn count_allowed(&self, policy: &LoadedPolicy, buckets: &[Bucket]) {
+        for bucket in buckets.iter().filter(|bucket| bucket.rule != NO_RULE) {
+            self.count(policy, bucket.rule, Reason::Allowed);
+        }
     }
 }
 
@@ -566,33 +574,33 @@ impl Store {
     fn conclude(&mut self, around: &mut Surroundings<'_>, check: Handle) {
         let asker = &self.tables.checks[check];
         let (cost, conn, policy) = (asker.cost, asker.conn, policy_of(&self.policies, asker.policy));
-        let (mut allowed, mut denied, mut closed) = (asker.allowed, asker.denied, None);
-        if denied.is_none() {
-            let mut next = asker.parts;
-            while let Some(part) = next {
-                let entry = &self.tables.parts[part];
-                next = entry.next_of_check;
-                let why = match entry.state {
-                    PartState::Granted | PartState::Denied => continue,
-                    PartState::Failed(why) => why,
-                    PartState::Out => Why::Timeout,
-                };
-                let group = &self.tables.groups[entry.group];
-                let epoch = group.shard.map_or(0, |shard| self.shards.breaker(shard).epoch());
-                let said = fallback::answer(around, policy, &self.settings, &group.buckets, cost, epoch, why);
-                match said.answer {
-                    Answer::Allow => allowed = Some(decision::tighter(allowed, said)),
-                    Answer::Deny => denied = Some(decision::longer(denied, said)),
-                    Answer::Unavailable => closed = closed.or(Some(said)),
-                }
+        let verdict = asker.denied.or_else(|| {
+            let parts = std::iter::successors(asker.parts, |part| self.tables.parts[*part].next_of_check);
+            let missing = parts.flat_map(|part| self.missing(part));
+            match fallback::answer(around, policy, &self.settings, missing, cost) {
+                Some(said) if said.answer == Answer::Allow => Some(decision::tighter(asker.allowed, said)),
+                said => said.or(asker.allowed),
             }
-        }
-        let verdict = denied.or(closed).or(allowed).unwrap_or(UNRULED);
+        });
+        let verdict = verdict.unwrap_or(UNRULED);
         self.settle_parts(around, check, verdict.answer);
         self.wake_shadows(check, verdict.answer);
         self.tables.checks[check].verdict = Some(verdict);
         self.decided.push((conn, CheckId(check)));
         self.tables.release_check_if_done(check);
+    }
+
+    /// The buckets of a part that the store has not answered.
+    fn missing(&self, part: Handle) -> impl Iterator<Item = Missing<'_>> {
+        let part = &self.tables.parts[part];
+        let why = match part.state {
+            PartState::Granted | PartState::Denied => None,
+            PartState::Failed(why) => Some(why),
+            PartState::Out => Some(Why::Timeout),
+        };
+        let group = &self.tables.groups[part.group];
+        let epoch = group.shard.map_or(0, |shard| self.shards.breaker(shard).epoch());
+        why.into_iter().flat_map(move |why| group.buckets.iter().map(move |bucket| Missing { bucket, epoch, why }))
     }
 
     /// Lets the parts of a decided check go. What was granted counts, or goes back where the check does not pass.
@@ -605,9 +613,7 @@ impl Store {
             let group = entry.group;
             next = entry.next_of_check;
             if answer == Answer::Allow {
-                for bucket in self.tables.groups[group].buckets.iter().filter(|bucket| bucket.rule != NO_RULE) {
-                    around.count(policy, bucket.rule, Reason::Allowed);
-                }
+                around.count_allowed(policy, &self.tables.groups[group].buckets);
             }
             match entry.state {
                 // Its group has it in line, or in flight, and lets it go.
@@ -687,7 +693,7 @@ impl Desk<'_> {
             return Asked::Now(verdict);
         }
         let Some(check) = self.begin(question) else {
-            return Asked::Now(self.overloaded(around, question, applied));
+            return self.overloaded(around, question, &self.enforced(applied));
         };
         for (at, one) in applied.iter().enumerate() {
             // One part for all rules of an identity, when the first of them comes.
@@ -699,7 +705,7 @@ impl Desk<'_> {
                 let part = group.and_then(|group| self.tables.part(Some(check), group, question.cost));
                 let Some(part) = part else {
                     self.unwind(check);
-                    return Asked::Now(self.overloaded(around, question, applied));
+                    return self.overloaded(around, question, &self.enforced(applied));
                 };
                 self.tables.parts[part].next_of_check = self.tables.checks[check].parts.replace(part);
                 self.tables.checks[check].outstanding += 1;
@@ -721,17 +727,12 @@ impl Desk<'_> {
         applied: &[Applied],
         write_identity: impl FnOnce(&mut Vec<u8>),
     ) -> Asked {
-        let Some(check) = self.begin(question) else {
-            return Asked::Now(self.overloaded(around, question, applied));
-        };
-        let group = self.group(calls, applied, applied.first(), |_, _, identity| write_identity(identity));
-        let Some(part) = group.and_then(|group| self.tables.part(Some(check), group, question.cost)) else {
-            self.unwind(check);
-            return Asked::Now(self.overloaded(around, question, applied));
-        };
-        let entry = &mut self.tables.checks[check];
-        (entry.parts, entry.outstanding) = (Some(part), 1);
-        self.go(check, question)
+        let group =
+            |desk: &mut Self| desk.group(calls, applied, applied.first(), |_, _, identity| write_identity(identity));
+        match self.ask_group(question, group) {
+            Some(check) => check,
+            None => self.overloaded(around, question, &self.enforced(applied)),
+        }
     }
 
     fn throttle(
@@ -749,44 +750,37 @@ impl Desk<'_> {
             override_index: Applied::NO_OVERRIDE,
             local_key: throttle.hash,
         };
-        let Some(check) = self.begin(question) else {
-            return Asked::Now(fallback::answer(
-                around,
-                self.policy,
-                self.settings,
-                &[bucket],
-                question.cost,
-                0,
-                Why::Overloaded,
-            ));
-        };
         // The limit is the caller's: another one is another group, though the same bucket.
         let limit = u64::from(throttle.rate.capacity) << 32
             ^ u64::from(throttle.rate.refill) << 16
             ^ u64::from(throttle.rate.period_ms);
         let hash = mix(mix(self.generation, throttle.hash), limit);
-        let Self { tables, identity, generation, .. } = self;
-        let group = tables.group(hash, |group| {
-            identity.clear();
-            identity::encode_key(throttle.key, identity);
-            (group.policy, group.slot) = (*generation, calls.slot(identity));
-            append_bucket(group, identity, throttle.family, bucket);
-        });
-        let Some(part) = group.and_then(|group| self.tables.part(Some(check), group, question.cost)) else {
+        let group = |Self { tables, identity, generation, .. }: &mut Self| {
+            tables.group(hash, |group| {
+                identity.clear();
+                identity::encode_key(throttle.key, identity);
+                (group.policy, group.slot) = (*generation, calls.slot(identity));
+                append_bucket(group, identity, throttle.family, bucket);
+            })
+        };
+        match self.ask_group(question, group) {
+            Some(check) => check,
+            None => self.overloaded(around, question, &[bucket]),
+        }
+    }
+
+    /// A check that asks one group. `None` when there is no room.
+    #[inline]
+    fn ask_group(&mut self, question: Question, group: impl FnOnce(&mut Self) -> Option<Handle>) -> Option<Asked> {
+        let check = self.begin(question)?;
+        let part = group(self).and_then(|group| self.tables.part(Some(check), group, question.cost));
+        let Some(part) = part else {
             self.unwind(check);
-            return Asked::Now(fallback::answer(
-                around,
-                self.policy,
-                self.settings,
-                &[bucket],
-                question.cost,
-                0,
-                Why::Overloaded,
-            ));
+            return None;
         };
         let entry = &mut self.tables.checks[check];
         (entry.parts, entry.outstanding) = (Some(part), 1);
-        self.go(check, question)
+        Some(self.go(check, question))
     }
 
     /// A new check. `None` when as many wait as may.
@@ -824,14 +818,19 @@ impl Desk<'_> {
 
     /// As many checks wait as may: the failure policies answer.
     #[cold]
-    fn overloaded(&self, around: &mut Surroundings<'_>, question: Question, applied: &[Applied]) -> Verdict {
-        let enforced = applied.iter().filter(|one| is_enforced_limit(self.policy, one));
-        let buckets: SmallVec<[Bucket; 8]> = enforced.filter_map(|one| bucket_of(self.policy, one)).collect();
-        let verdict = fallback::answer(around, self.policy, self.settings, &buckets, question.cost, 0, Why::Overloaded);
+    fn overloaded(&self, around: &mut Surroundings<'_>, question: Question, buckets: &[Bucket]) -> Asked {
+        let missing = buckets.iter().map(|bucket| Missing { bucket, epoch: 0, why: Why::Overloaded });
+        let verdict = fallback::answer(around, self.policy, self.settings, missing, question.cost).unwrap_or(UNRULED);
         if verdict.answer == Answer::Allow {
-            buckets.iter().for_each(|bucket| around.count(self.policy, bucket.rule, Reason::Allowed));
+            around.count_allowed(self.policy, buckets);
         }
-        verdict
+        Asked::Now(verdict)
+    }
+
+    /// The buckets of the rules that enforce a limit.
+    fn enforced(&self, applied: &[Applied]) -> SmallVec<[Bucket; 8]> {
+        let enforced = applied.iter().filter(|one| is_enforced_limit(self.policy, one));
+        enforced.filter_map(|one| bucket_of(self.policy, one)).collect()
     }
 
     /// The parts of the shadow rules: dormant behind a check, or on their way at once where the answer is known.

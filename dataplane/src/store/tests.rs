@@ -37,6 +37,12 @@ match = { watched = "*" }
 per = ["watched"]
 mode = "shadow"
 limit = { capacity = 1, refill = 1, period = "1m" }
+[[rule]]
+name = "per-user"
+match = { user = "*" }
+per = ["user"]
+limit = { capacity = 10, refill = 10, period = "1m" }
+local = { capacity = 1, refill = 1, period = "1m" }
 "#;
 
 /// A call that was sent and not answered yet.
@@ -379,6 +385,20 @@ fn local_buckets_grant_what_they_are_configured_to_and_go_when_the_breaker_close
     rig.flush();
     assert_eq!(rig.read(&[check]), [(Answer::Allow, 1)]);
     rig.assert_empty();
+}
+
+#[test]
+fn a_check_that_one_local_bucket_denies_takes_nothing_from_another_identity_s() {
+    let mut rig = Rig::new();
+    rig.fake.refuses = Some(Why::Down);
+    let mut ask = |words: &[(&str, &str)]| {
+        let check = rig.ask(words);
+        rig.flush();
+        rig.read(&[check])[0]
+    };
+    let both = [("path", "/"), ("key", "a"), ("user", "u")];
+    assert_eq!([ask(&both).0, ask(&both).0], [Answer::Allow, Answer::Deny], "the user has one");
+    assert_eq!(ask(KEY), (Answer::Allow, 0), "the key has had one of its two");
 }
 
 #[test]
