@@ -589,8 +589,7 @@ impl Engine {
             mark(&mut self.dirty, session, conn);
             pause_behind(session, self.settings.output_backlog_bytes, &self.counters);
         }
-        let tally_here = desk.totals;
-        tally_here.publish(&self.counters);
+        desk.totals.publish(&self.counters);
         self.counters.set_table(&self.table_counts);
         self.pending.clear();
         self.applied.clear();
@@ -669,13 +668,7 @@ impl Engine {
     fn reply(&mut self, conn: ConnId, write: impl FnOnce(&mut Vec<u8>)) {
         self.settle();
         let session = &mut self.sessions[conn.index()];
-        if session.waiting.is_empty() {
-            write(&mut session.output);
-        } else {
-            self.scratch.clear();
-            write(&mut self.scratch);
-            session.waiting.keep(&self.scratch);
-        }
+        session.tell(&mut self.scratch, write);
         mark(&mut self.dirty, session, conn);
         pause_behind(session, self.settings.output_backlog_bytes, &self.counters);
     }
@@ -826,10 +819,7 @@ impl Desk<'_> {
         let outcome = decision::take(table, key, &rate, cost, moment, self.table_counts);
         let verdict = decision::verdict(outcome, &rate, cost, 0, moment.now_ms);
         self.totals.throttle(&verdict);
-        match dialect {
-            Dialect::RedisCell => reply::cl_throttle(&verdict, out),
-            Dialect::Throttlecrab => reply::throttle(&verdict, out),
-        }
+        reply::in_dialect(dialect, &verdict, out);
     }
 }
 

@@ -89,18 +89,27 @@ impl Waiting {
 /// A driver that sleeps is woken this often in any case; see `server`.
 const NUDGE_US: u64 = 100_000;
 
+impl Session {
+    /// Writes a reply in its place: behind the checks that wait, if any do. `scratch` carries its capacity.
+    #[inline]
+    pub(super) fn tell(&mut self, scratch: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+        if self.waiting.is_empty() {
+            write(&mut self.output);
+        } else {
+            scratch.clear();
+            write(scratch);
+            self.waiting.keep(scratch);
+        }
+    }
+}
+
 impl Engine {
     /// Asks the store for a check whose rules are `Engine::applied` from `first`.
     #[inline]
     pub(super) fn ask(&mut self, conn: ConnId, cost: u32, first: usize, attributes: &Attributes<'_>) {
         let Some(remote) = &mut self.remote else { return };
         let question = Question { conn, cost, now_us: self.now.mono_us };
-        let mut around = Surroundings {
-            table: &self.table,
-            table_counts: &mut self.table_counts,
-            counters: &self.counters,
-            now_ms: self.now.mono_ms,
-        };
+        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now.mono_ms);
         let asked = remote.store.ask(&mut around, &remote.redis, question, &self.applied[first..], attributes);
         self.applied.truncate(first);
         self.answered(conn, Asker::Check, asked);
@@ -147,12 +156,7 @@ impl Engine {
         self.policy.snapshot.follow(&entry.recipe, value, &mut self.applied);
         let remote = self.remote.as_mut()?;
         let question = Question { conn, cost: entry.cost, now_us: self.now.mono_us };
-        let mut around = Surroundings {
-            table: &self.table,
-            table_counts: &mut self.table_counts,
-            counters: &self.counters,
-            now_ms: self.now.mono_ms,
-        };
+        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now.mono_ms);
         let applied = &self.applied[first..];
         let write = |identity: &mut Vec<u8>| head.write(value, identity);
         let asked = remote.store.ask_known(&mut around, &remote.redis, question, applied, write);
@@ -165,12 +169,7 @@ impl Engine {
     pub(super) fn ask_throttle(&mut self, conn: ConnId, dialect: Dialect, call: &Throttle<'_>, hash: u64) {
         let Some(remote) = &mut self.remote else { return };
         let question = Question { conn, cost: call.cost, now_us: self.now.mono_us };
-        let mut around = Surroundings {
-            table: &self.table,
-            table_counts: &mut self.table_counts,
-            counters: &self.counters,
-            now_ms: self.now.mono_ms,
-        };
+        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now.mono_ms);
         let bucket = ThrottleBucket { family: dialect.family(), key: call.key, hash, rate: call.rate };
         let asked = remote.store.throttle(&mut around, &remote.redis, question, &bucket);
         self.answered(conn, Asker::Throttle(dialect), asked);
@@ -182,14 +181,8 @@ impl Engine {
             Asked::Later(check) => session.waiting.held.push_back(Held::Check(check, asker)),
             Asked::Now(verdict) => {
                 let words = Words { policy: &self.policy, no_rule: &self.no_rule, counters: &self.counters };
-                if session.waiting.is_empty() {
-                    words.say(asker, &verdict, &mut session.output);
-                    mark(&mut self.dirty, session, conn);
-                } else {
-                    self.scratch.clear();
-                    words.say(asker, &verdict, &mut self.scratch);
-                    session.waiting.keep(&self.scratch);
-                }
+                session.tell(&mut self.scratch, |out| words.say(asker, &verdict, out));
+                mark(&mut self.dirty, session, conn);
                 pause_behind(session, self.settings.output_backlog_bytes, &self.counters);
             }
         }
@@ -208,8 +201,8 @@ impl Engine {
             store.flush(around, redis);
         });
         self.counters.set_table(&self.table_counts);
-        while let Some((conn, check)) = self.remote.as_mut().and_then(|remote| remote.store.next_decided()) {
-            self.deliver(conn, check);
+        while let Some(conn) = self.remote.as_mut().and_then(|remote| remote.store.next_decided()) {
+            self.deliver(conn);
         }
         !self.dirty.is_empty()
     }
@@ -259,17 +252,12 @@ impl Engine {
 
     fn with_remote(&mut self, act: impl FnOnce(&mut Redis, &mut Store, &mut Surroundings<'_>)) {
         let Some(Remote { redis, store }) = &mut self.remote else { return };
-        let mut around = Surroundings {
-            table: &self.table,
-            table_counts: &mut self.table_counts,
-            counters: &self.counters,
-            now_ms: self.now.mono_ms,
-        };
+        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now.mono_ms);
         act(redis, store, &mut around);
     }
 
     /// Moves what is decided at the front of a session's queue to its output.
-    fn deliver(&mut self, conn: ConnId, _: CheckId) {
+    fn deliver(&mut self, conn: ConnId) {
         let Self { remote: Some(remote), sessions, dirty, counters, no_rule, settings, spare_buffers, .. } = self
         else {
             return;
@@ -332,10 +320,7 @@ impl Words<'_> {
                     Answer::Allow => counters.throttles_allowed.add(1),
                     Answer::Deny | Answer::Unavailable => counters.throttles_denied.add(1),
                 }
-                match dialect {
-                    Dialect::RedisCell => reply::cl_throttle(verdict, out),
-                    Dialect::Throttlecrab => reply::throttle(verdict, out),
-                }
+                reply::in_dialect(dialect, verdict, out);
             }
         }
     }

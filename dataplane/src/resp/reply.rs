@@ -1,6 +1,6 @@
 //! Answers to bytes. Each function appends one complete RESP value.
 
-use super::writer::Writer;
+use super::{command::Dialect, writer::Writer};
 use crate::decision::{Answer, Verdict};
 
 /// Bytes of a reply's head: the framing and a limit of at most 20 characters.
@@ -168,8 +168,16 @@ pub fn check(verdict: &Verdict, rule: &RuleReply, out: &mut Vec<u8>) {
 /// What a throttle call is told that nobody can decide: its replies have no word for that.
 const UNAVAILABLE: &str = "UNAVAILABLE the store does not answer (setting redis.throttle_on_failure)";
 
+/// A throttle call's answer, in the words of its dialect.
+pub fn in_dialect(dialect: Dialect, verdict: &Verdict, out: &mut Vec<u8>) {
+    match dialect {
+        Dialect::RedisCell => cl_throttle(verdict, out),
+        Dialect::Throttlecrab => throttle(verdict, out),
+    }
+}
+
 /// CL.THROTTLE, as redis-cell: `limited(0/1), max_burst + 1, remaining, retry_after_s or -1, reset_after_s`.
-pub fn cl_throttle(verdict: &Verdict, out: &mut Vec<u8>) {
+fn cl_throttle(verdict: &Verdict, out: &mut Vec<u8>) {
     let (limited, retry_after) = match verdict.answer {
         Answer::Allow => (0, -1),
         Answer::Deny => (1, seconds(verdict.retry_after_ms)),
@@ -179,7 +187,7 @@ pub fn cl_throttle(verdict: &Verdict, out: &mut Vec<u8>) {
 }
 
 /// THROTTLE, as throttlecrab: `allowed(1/0), max_burst, remaining, reset_after_s, retry_after_s`.
-pub fn throttle(verdict: &Verdict, out: &mut Vec<u8>) {
+fn throttle(verdict: &Verdict, out: &mut Vec<u8>) {
     let (allowed, retry_after) = match verdict.answer {
         Answer::Allow => (1, 0),
         Answer::Deny => (0, seconds(verdict.retry_after_ms)),

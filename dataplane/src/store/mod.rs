@@ -183,7 +183,18 @@ pub struct Surroundings<'a> {
     pub now_ms: u64,
 }
 
-impl Surroundings<'_> {
+impl<'a> Surroundings<'a> {
+    /// As an engine has them.
+    #[inline]
+    pub fn new(
+        table: &'a BucketTable,
+        table_counts: &'a mut TableCounts,
+        counters: &'a CoreCounters,
+        now_ms: u64,
+    ) -> Self {
+        Self { table, table_counts, counters, now_ms }
+    }
+
     fn count(&self, policy: &LoadedPolicy, rule: u32, reason: Reason) {
         self.counters.rule(policy.cards[rule as usize].slot, reason).add(1);
     }
@@ -203,7 +214,7 @@ pub struct Store {
     tables: Tables,
     /// Checks in the order of their deadlines, which is that of their arrival.
     arrivals: VecDeque<(u64, Handle)>,
-    decided: Vec<(ConnId, CheckId)>,
+    decided: Vec<ConnId>,
     /// By shard: what ended since the last flush.
     reports: Box<[Report]>,
     /// The policies that waiting checks are under; the last one is in force.
@@ -268,6 +279,17 @@ impl Store {
         self.desk().ask_known(around, calls, question, applied, write_identity)
     }
 
+    /// The same for a throttle call.
+    pub fn throttle(
+        &mut self,
+        around: &mut Surroundings<'_>,
+        calls: &impl Calls,
+        question: Question,
+        bucket: &ThrottleBucket<'_>,
+    ) -> Asked {
+        self.desk().throttle(around, calls, question, bucket)
+    }
+
     #[inline]
     fn desk(&mut self) -> Desk<'_> {
         let Some((generation, policy)) = self.policies.back() else {
@@ -281,17 +303,6 @@ impl Store {
             generation: *generation,
             policy,
         }
-    }
-
-    /// The same for a throttle call.
-    pub fn throttle(
-        &mut self,
-        around: &mut Surroundings<'_>,
-        calls: &impl Calls,
-        question: Question,
-        bucket: &ThrottleBucket<'_>,
-    ) -> Asked {
-        self.desk().throttle(around, calls, question, bucket)
     }
 
     /// Sends what the wake-up has produced: one call for each group of buckets that has something to ask and no call
@@ -349,9 +360,8 @@ impl Store {
             Ok(None) => self.fail(around, handle, Why::Refused),
             Err((why, _)) => self.fail(around, handle, why),
         }
-        let group = &mut self.tables.groups[handle];
-        if !group.waiting.is_empty() && !std::mem::replace(&mut group.is_dirty, true) {
-            self.tables.dirty.push(handle);
+        if !self.tables.groups[handle].waiting.is_empty() {
+            self.tables.mark(handle);
         }
         self.tables.let_go(handle);
     }
@@ -373,14 +383,8 @@ impl Store {
         }
     }
 
-    /// When the next check's deadline comes, in microseconds since the process began. May be that of one that is
-    /// already decided.
-    pub fn next_deadline_us(&self) -> Option<u64> {
-        self.arrivals.front().map(|&(deadline_us, _)| deadline_us)
-    }
-
-    /// The next check that has got its verdict, and who asked.
-    pub fn next_decided(&mut self) -> Option<(ConnId, CheckId)> {
+    /// Who asked the next check that has got its verdict.
+    pub fn next_decided(&mut self) -> Option<ConnId> {
         self.decided.pop()
     }
 
@@ -586,7 +590,7 @@ impl Store {
         self.settle_parts(around, check, verdict.answer);
         self.wake_shadows(check, verdict.answer);
         self.tables.checks[check].verdict = Some(verdict);
-        self.decided.push((conn, CheckId(check)));
+        self.decided.push(conn);
         self.tables.release_check_if_done(check);
     }
 

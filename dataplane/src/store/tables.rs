@@ -221,9 +221,13 @@ impl Tables {
     /// Puts a part in line for its group's next call.
     pub(super) fn queue(&mut self, part: Handle) {
         let group = self.parts[part].group;
-        let entry = &mut self.groups[group];
-        entry.waiting.push(&mut self.parts, part);
-        if !std::mem::replace(&mut entry.is_dirty, true) {
+        self.groups[group].waiting.push(&mut self.parts, part);
+        self.mark(group);
+    }
+
+    /// Remembers that a group may have something to send.
+    pub(super) fn mark(&mut self, group: Handle) {
+        if !std::mem::replace(&mut self.groups[group].is_dirty, true) {
             self.dirty.push(group);
         }
     }
