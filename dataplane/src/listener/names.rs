@@ -5,7 +5,7 @@
 
 use std::{
     io,
-    net::{SocketAddr, ToSocketAddrs},
+    net::{IpAddr, SocketAddr, ToSocketAddrs},
     sync::Arc,
 };
 
@@ -20,6 +20,14 @@ const ANSWERS_MAX: usize = 1024;
 /// A link's addresses, best first, or why there are none.
 pub(super) type Answer = (LinkId, io::Result<Vec<SocketAddr>>);
 
+/// The addresses of a host, best first. Blocks where they are not written as such.
+pub(super) fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    let mut found: Vec<_> = (host, port).to_socket_addrs()?.collect();
+    // A Redis that listens on one family only mostly does so on the older one.
+    found.sort_by_key(SocketAddr::is_ipv6);
+    Ok(found)
+}
+
 /// The resolver of one core.
 pub(super) struct Names {
     answers: Arc<ArrayQueue<Answer>>,
@@ -32,19 +40,13 @@ impl Names {
 
     /// Asks for the addresses of a host. Those that are written as addresses need no thread.
     pub(super) fn ask(&self, link: LinkId, host: &str, port: u16, placement: &Arc<Placement>, core: usize) {
-        if let Ok(ip) = host.parse() {
-            let _ = self.answers.push((link, Ok(vec![SocketAddr::new(ip, port)])));
+        if host.parse::<IpAddr>().is_ok() {
+            let _ = self.answers.push((link, look_up(host, port)));
             return;
         }
         let (answers, placement, host) = (Arc::clone(&self.answers), Arc::clone(placement), host.to_owned());
         let spawned = std::thread::Builder::new().name("sluice-names".into()).spawn(move || {
-            let found = (host.as_str(), port).to_socket_addrs().map(|found| {
-                let mut found: Vec<_> = found.collect();
-                // A Redis that listens on one family only mostly does so on the older one.
-                found.sort_by_key(SocketAddr::is_ipv6);
-                found
-            });
-            let _ = answers.push((link, found));
+            let _ = answers.push((link, look_up(&host, port)));
             placement.doorbell(core).ring();
         });
         if let Err(error) = spawned {

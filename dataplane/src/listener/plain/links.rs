@@ -6,7 +6,6 @@ use std::{
     collections::HashMap,
     future::poll_fn,
     io,
-    net::SocketAddr,
     os::fd::{FromRawFd, IntoRawFd, OwnedFd},
     pin::Pin,
     rc::Rc,
@@ -20,7 +19,7 @@ use resp_client::{Action, Address, LinkId};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::Shared;
-use crate::listener::sockets;
+use crate::listener::{names, sockets};
 
 /// Bytes that one receive takes at most.
 const RECEIVE_BYTES: usize = 64 * 1024;
@@ -144,7 +143,9 @@ async fn connect(address: Address) -> io::Result<TcpStream> {
         Address::Unix(path) => open(Domain::UNIX, SockAddr::unix(path)?).await,
         Address::Tcp { host, port } => {
             let mut last = io::Error::other("the host has no address");
-            for address in look_up(host, port).await? {
+            // On another thread, since the system's resolver blocks.
+            let found = glommio::executor().spawn_blocking(move || names::look_up(&host, port)).await?;
+            for address in found {
                 match open(Domain::for_address(address), address.into()).await {
                     Ok(stream) => return Ok(stream),
                     Err(error) => last = error,
@@ -153,21 +154,6 @@ async fn connect(address: Address) -> io::Result<TcpStream> {
             Err(last)
         }
     }
-}
-
-/// Addresses of a host, best first. What is no address already is asked of the system, on another thread.
-async fn look_up(host: String, port: u16) -> io::Result<Vec<SocketAddr>> {
-    use std::net::ToSocketAddrs;
-    if let Ok(ip) = host.parse() {
-        return Ok(vec![SocketAddr::new(ip, port)]);
-    }
-    glommio::executor()
-        .spawn_blocking(move || {
-            let mut found: Vec<_> = (host.as_str(), port).to_socket_addrs()?.collect();
-            found.sort_by_key(SocketAddr::is_ipv6);
-            Ok(found)
-        })
-        .await
 }
 
 /// Connects without blocking the core: the kernel is asked on another thread, since that takes as long as it takes.
