@@ -100,8 +100,6 @@ impl Rig {
         let mut replies = std::mem::take(&mut self.replies);
         replies.clear();
         grant_all(&self.calls, &mut replies);
-        self.replies = replies;
-        let replies = std::mem::take(&mut self.replies);
         self.hear(&replies);
         self.replies = replies;
         &self.output
