@@ -31,6 +31,14 @@ use tempfile::TempDir;
 /// How long anything may take before a test gives up on it. Generous: it is only reached when something is broken.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// A policy of one rule, `one`, whose buckets no test empties.
+pub const AMPLE: &str = r#"
+[[rule]]
+name = "one"
+per = ["key"]
+limit = { capacity = 1000000, refill = 1000000, period = "1s" }
+"#;
+
 /// How a server is started.
 #[derive(Clone, Debug)]
 pub struct Setup {

@@ -8,19 +8,12 @@ use std::{
     time::Duration,
 };
 
-use sluice_e2e::{Server, Setup, binary, until};
-
-const POLICY: &str = r#"
-[[rule]]
-name = "one"
-per = ["key"]
-limit = { capacity = 1000000, refill = 1000000, period = "1s" }
-"#;
+use sluice_e2e::{AMPLE, Server, Setup, binary, until};
 
 #[test]
 fn running_out_of_files_for_a_while_ends_nothing() {
     for setup in Setup::all() {
-        let mut server = Server::start(&setup, POLICY);
+        let mut server = Server::start(&setup, AMPLE);
         let pid = server.status()["process_id"].to_string();
         let allow = |files: &str| {
             let limit = format!("--nofile={files}:");
@@ -65,7 +58,7 @@ fn a_log_that_nobody_reads_ends_nothing() {
 
 #[test]
 fn a_policy_that_is_a_pipe_is_refused() {
-    let mut server = Server::start(&Setup::new("ring"), POLICY);
+    let mut server = Server::start(&Setup::new("ring"), AMPLE);
     let folder = server.unix().parent().expect("a folder").to_owned();
     assert!(Command::new("mkfifo").arg(folder.join("pipe")).status().expect("mkfifo").success());
     std::fs::rename(folder.join("pipe"), folder.join("policy.toml")).expect("renaming");

@@ -3,14 +3,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 
-use sluice_e2e::{Reply, Server, Setup, error, request};
-
-const POLICY: &str = r#"
-[[rule]]
-name = "one"
-per = ["key"]
-limit = { capacity = 1000000, refill = 1000000, period = "1s" }
-"#;
+use sluice_e2e::{AMPLE, Reply, Server, Setup, error, request};
 
 /// What must hold after every attack: the server lives, and other clients are answered.
 fn is_well(server: &mut Server) {
@@ -32,7 +25,7 @@ fn broken_protocol_is_answered_with_what_is_wrong_and_closed() {
         (b"*3\r\n$5\r\nCHECK\r\n$3\r\nkey\r\n\x00\x00", "expected '$', got '\\x00'"),
     ];
     for setup in Setup::transports() {
-        let mut server = Server::start(&setup, POLICY);
+        let mut server = Server::start(&setup, AMPLE);
         for (bytes, expected) in cases {
             let mut client = server.connect();
             client.send(&request(&["PING"]));
@@ -64,7 +57,7 @@ fn a_wrong_command_leaves_the_connection_alive() {
         (&["", "a"], "unknown command ''"),
     ];
     for setup in Setup::transports() {
-        let mut server = Server::start(&setup, POLICY);
+        let mut server = Server::start(&setup, AMPLE);
         let mut client = server.connect();
         for (words, expected) in cases {
             let reply = client.ask(words);
@@ -79,7 +72,7 @@ fn a_wrong_command_leaves_the_connection_alive() {
 #[test]
 fn requests_that_come_byte_by_byte_are_understood() {
     for setup in Setup::transports() {
-        let server = Server::start(&setup, POLICY);
+        let server = Server::start(&setup, AMPLE);
         let mut client = server.connect();
         let bytes = [request(&["CHECK", "key", "a"]), request(&["ECHO", "b"]), b"PING\r\n".to_vec()].concat();
         for byte in &bytes {
@@ -95,7 +88,7 @@ fn requests_that_come_byte_by_byte_are_understood() {
 fn a_client_that_has_said_everything_still_hears_everything() {
     const CHECKS: usize = 500;
     for setup in Setup::all() {
-        let mut server = Server::start(&setup, POLICY);
+        let mut server = Server::start(&setup, AMPLE);
         for _ in 0..20 {
             let mut client = server.connect();
             client.send(&request(&["CHECK", "key", "a"]).repeat(CHECKS));
@@ -112,7 +105,7 @@ fn a_client_that_has_said_everything_still_hears_everything() {
 #[test]
 fn half_a_request_waits_and_holds_up_nobody() {
     for setup in Setup::transports() {
-        let mut server = Server::start(&setup, POLICY);
+        let mut server = Server::start(&setup, AMPLE);
         let mut half = server.connect();
         let bytes = request(&["CHECK", "key", "a"]);
         half.send(&bytes[..bytes.len() - 3]);
@@ -128,7 +121,7 @@ fn half_a_request_waits_and_holds_up_nobody() {
 #[test]
 fn a_request_larger_than_the_limit_is_refused() {
     let setup = Setup::new("ring").with("[resp]\nrequest_bytes_max = 32768\n");
-    let mut server = Server::start(&setup, POLICY);
+    let mut server = Server::start(&setup, AMPLE);
     let mut client = server.connect();
     let long = "v".repeat(16_000);
     client.send(&request(&["CHECK", "a", &long, "b", &long, "c", &long]));
@@ -140,7 +133,7 @@ fn a_request_larger_than_the_limit_is_refused() {
 #[test]
 fn replies_larger_than_any_buffer_come_whole_and_in_order() {
     for setup in Setup::transports() {
-        let server = Server::start(&setup, POLICY);
+        let server = Server::start(&setup, AMPLE);
         let mut client = server.connect();
         let words: Vec<String> = (0..64).map(|index| format!("{index}-{}", "x".repeat(16_000))).collect();
         let requests: Vec<u8> = words.iter().flat_map(|word| request(&["ECHO", word])).collect();
@@ -157,7 +150,7 @@ fn replies_larger_than_any_buffer_come_whole_and_in_order() {
 fn a_client_that_does_not_read_waits_alone_and_is_closed_in_the_end() {
     for setup in Setup::transports() {
         let limits = "[resp]\noutput_backlog_bytes = 65536\n[limits]\nstall_timeout_ms = 1000\n";
-        let mut server = Server::start(&setup.clone().with(limits), POLICY);
+        let mut server = Server::start(&setup.clone().with(limits), AMPLE);
         let mut deaf = server.connect();
         deaf.stream().set_nonblocking(true).unwrap();
         let batch = request(&["ECHO", &"x".repeat(10_000)]).repeat(10);
@@ -184,7 +177,7 @@ fn a_client_that_does_not_read_waits_alone_and_is_closed_in_the_end() {
 #[test]
 fn a_client_that_reads_late_gets_everything() {
     for setup in Setup::transports() {
-        let server = Server::start(&setup.clone().with("[resp]\noutput_backlog_bytes = 65536\n"), POLICY);
+        let server = Server::start(&setup.clone().with("[resp]\noutput_backlog_bytes = 65536\n"), AMPLE);
         let mut client = server.connect();
         const CHECKS: usize = 200_000;
         let requests = request(&["CHECK", "key", "a"]).repeat(CHECKS);
@@ -203,7 +196,7 @@ fn a_client_that_reads_late_gets_everything() {
 #[test]
 fn connections_beyond_the_limit_are_told_so() {
     for setup in Setup::transports() {
-        let server = Server::start(&setup.with("[limits]\nconnections_max = 2\n"), POLICY);
+        let server = Server::start(&setup.with("[limits]\nconnections_max = 2\n"), AMPLE);
         let (mut first, mut second) = (server.connect(), server.connect());
         assert_eq!(first.check(&["key", "a"]).allowed, 1);
         assert_eq!(second.check(&["key", "a"]).allowed, 1);
@@ -219,7 +212,7 @@ fn connections_beyond_the_limit_are_told_so() {
 #[test]
 fn silent_connections_are_closed_when_that_is_asked_for() {
     for setup in Setup::transports() {
-        let server = Server::start(&setup.with("[limits]\nidle_timeout_ms = 300\n"), POLICY);
+        let server = Server::start(&setup.with("[limits]\nidle_timeout_ms = 300\n"), AMPLE);
         let mut client = server.connect();
         assert_eq!(client.check(&["key", "a"]).allowed, 1);
         assert_eq!(client.receive(), None);
@@ -233,7 +226,7 @@ fn passwords_are_required_where_one_is_set() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "sesame\n").unwrap();
         let config = format!("[resp]\npassword_file = {:?}\n", file.path());
-        let server = Server::start(&setup.with(&config), POLICY);
+        let server = Server::start(&setup.with(&config), AMPLE);
         let mut client = server.connect();
         assert!(error(&client.ask(&["CHECK", "key", "a"])).starts_with("NOAUTH"));
         assert!(error(&client.ask(&["PING"])).starts_with("NOAUTH"));
@@ -251,7 +244,7 @@ fn passwords_are_required_where_one_is_set() {
 #[test]
 fn random_bytes_never_kill_it() {
     for setup in Setup::transports() {
-        let mut server = Server::start(&setup, POLICY);
+        let mut server = Server::start(&setup, AMPLE);
         // A xorshift generator with a fixed start: what fails once fails again.
         let mut state = 0x9E37_79B9_7F4A_7C15_u64;
         let mut random = move || {

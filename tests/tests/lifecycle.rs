@@ -7,19 +7,12 @@ use std::{
     process::{Command, Stdio},
 };
 
-use sluice_e2e::{Client, Reply, Server, Setup, binary, request};
-
-const POLICY: &str = r#"
-[[rule]]
-name = "one"
-per = ["key"]
-limit = { capacity = 1000000, refill = 1000000, period = "1s" }
-"#;
+use sluice_e2e::{AMPLE, Client, Reply, Server, Setup, binary, request};
 
 #[test]
 fn a_few_long_lived_connections_use_all_cores() {
     for setup in Setup::transports() {
-        let server = Server::start(&Setup { cores: 2, ..setup }, POLICY);
+        let server = Server::start(&Setup { cores: 2, ..setup }, AMPLE);
         let mut clients: Vec<_> = (0..8).map(|_| server.connect()).collect();
         for client in &mut clients {
             assert_eq!(client.check(&["key", "a"]).allowed, 1);
@@ -34,7 +27,7 @@ fn a_few_long_lived_connections_use_all_cores() {
 #[test]
 fn ready_while_serving_and_not_while_leaving() {
     for setup in Setup::all() {
-        let mut server = Server::start(&setup.with("[shutdown]\ndrain_ms = 700\ngrace_ms = 20000\n"), POLICY);
+        let mut server = Server::start(&setup.with("[shutdown]\ndrain_ms = 700\ngrace_ms = 20000\n"), AMPLE);
         assert_eq!(server.get("/readyz"), (200, "ready\n".into()));
         assert_eq!(server.get("/healthz"), (200, "ok\n".into()));
         assert_eq!(server.get("/nothing").0, 404);
@@ -56,7 +49,7 @@ fn what_is_in_hand_is_answered_before_the_end() {
     const CHECKS: usize = 2_000;
     for setup in Setup::all() {
         for signal in ["TERM", "INT"] {
-            let mut server = Server::start(&setup, POLICY);
+            let mut server = Server::start(&setup, AMPLE);
             let mut client = server.connect();
             client.send(&request(&["CHECK", "key", "a"]).repeat(CHECKS));
             assert!(client.receive().is_some());
@@ -74,7 +67,7 @@ fn what_is_in_hand_is_answered_before_the_end() {
 #[test]
 fn a_client_that_never_stops_does_not_keep_it() {
     for setup in Setup::transports() {
-        let mut server = Server::start(&setup.with("[shutdown]\ngrace_ms = 300\n"), POLICY);
+        let mut server = Server::start(&setup.with("[shutdown]\ngrace_ms = 300\n"), AMPLE);
         let mut client = server.connect();
         let batch = request(&["CHECK", "key", "a"]).repeat(100);
         let stop = std::sync::atomic::AtomicBool::new(false);
@@ -100,7 +93,7 @@ fn a_client_that_never_stops_does_not_keep_it() {
 
 #[test]
 fn it_does_not_share_a_port_unless_told_to() {
-    let server = Server::start(&Setup::new("ring"), POLICY);
+    let server = Server::start(&Setup::new("ring"), AMPLE);
     let address = server.resp.to_string();
     let start = |more: &[&str]| {
         let mut command = Command::new(binary());
@@ -123,7 +116,7 @@ fn it_does_not_share_a_port_unless_told_to() {
 fn it_starts_again_where_it_has_just_left() {
     for transport in ["ring", "plain"] {
         let (resp, ops) = {
-            let server = Server::start(&Setup::new(transport), POLICY);
+            let server = Server::start(&Setup::new(transport), AMPLE);
             (server.resp.to_string(), server.ops.to_string())
         };
         for round in 0..10 {
@@ -148,7 +141,7 @@ fn it_starts_again_where_it_has_just_left() {
 
 #[test]
 fn a_port_is_handed_over_with_an_ops_port_of_its_own() {
-    let server = Server::start(&Setup::new("ring"), POLICY);
+    let server = Server::start(&Setup::new("ring"), AMPLE);
     let mut command = Command::new(binary());
     command.args(["--share-port", "--listen-resp", &server.resp.to_string(), "--listen-ops", &server.ops.to_string()]);
     let output = command.output().unwrap();
@@ -164,7 +157,7 @@ fn a_port_is_handed_over_with_an_ops_port_of_its_own() {
 fn an_idle_server_wakes_for_every_request() {
     // Each round finds the core asleep: the pause is longer than it looks for work. A lost wake-up would hang here.
     for setup in Setup::all() {
-        let server = Server::start(&setup.with("[transport]\nbusy_poll_us = 0\n"), POLICY);
+        let server = Server::start(&setup.with("[transport]\nbusy_poll_us = 0\n"), AMPLE);
         let mut clients: Vec<_> = (0..3).map(|_| server.connect()).collect();
         for round in 0..2_000 {
             std::thread::park_timeout(std::time::Duration::from_micros(round % 300));

@@ -1,29 +1,19 @@
 //! A cluster and a primary under Sentinel, whose nodes die, move and come back under load.
 #![allow(missing_docs)]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on must stop, with the reason")]
-#![allow(clippy::print_stdout, reason = "what was measured is shown with --nocapture")]
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
+use std::sync::{Mutex, PoisonError};
+
+use sluice_e2e::{
+    Server, Setup,
+    load::{Load, RULES},
+    redis_cluster::Cluster,
+    redis_sentinel::Sentinel,
+    until,
 };
 
-use sluice_e2e::{Server, Setup, load::Load, redis_cluster::Cluster, redis_sentinel::Sentinel, until};
-
-const POLICY: &str = r#"
-[[rule]]
-name = "load"
-match = { kind = "load" }
-per = ["key"]
-limit = { capacity = 100, refill = 100, period = "1h" }
-
-[[rule]]
-name = "few"
-match = { kind = "few" }
-per = ["key"]
-limit = { capacity = 5, refill = 1, period = "24h" }
-local = { capacity = 2, refill = 1, period = "24h" }
-
+/// Beside [`RULES`].
+const MORE_RULES: &str = r#"
 [[rule]]
 name = "pair-a"
 match = { kind = "pair" }
@@ -37,8 +27,9 @@ per = ["b"]
 limit = { capacity = 1000, refill = 1, period = "24h" }
 "#;
 
-/// See `outages`.
-const LATE: Duration = Duration::from_millis(500);
+fn policy() -> String {
+    format!("{RULES}{MORE_RULES}")
+}
 
 fn config(urls: &[String]) -> String {
     format!("[redis]\nurls = {urls:?}\nbreaker = {{ open_ms = 200, calls_min = 10 }}\n")
@@ -63,15 +54,6 @@ fn identity_on(cluster: &Cluster, node: usize, prefix: &str) -> String {
         .expect("there is one")
 }
 
-fn finish(load: Load, what: &str) {
-    let tally = load.stop();
-    println!("{what}: {} checks, p50 {:?}, p99.9 {:?}", tally.checks(), tally.quantile(0.5), tally.quantile(0.999));
-    assert_eq!((tally.denied, tally.unavailable), (0, 0), "{what}: each identity asks once");
-    // A shared machine may stand still for half a second, with all of this on it: p99.9 is shown, p90 is held to. During an
-    // outage a hundred batches are waited for, so if checks hung for as long as Redis does, p90 would be far beyond.
-    assert!(tally.quantile(0.9) < LATE, "{what}: p90 {:?}", tally.quantile(0.9));
-}
-
 /// Six servers and more start in each of these tests; one test at a time is enough for a small machine.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -84,7 +66,7 @@ fn a_cluster_whose_nodes_die_and_whose_slots_move() {
         let urls: Vec<String> = std::iter::once("redis+cluster://127.0.0.1:1".to_owned())
             .chain(cluster.nodes().iter().take(2).map(|node| format!("redis+cluster://{}", node.address())))
             .collect();
-        let server = Server::start(&setup.clone().with(&config(&urls)), POLICY);
+        let server = Server::start(&setup.clone().with(&config(&urls)), &policy());
         let on = [0, 1, 2].map(|node| identity_on(&cluster, node, "k"));
         on.iter().for_each(|key| wait_for_redis(&server, key));
         let mut client = server.connect();
@@ -104,7 +86,7 @@ fn a_cluster_whose_nodes_die_and_whose_slots_move() {
         load.wait_for(50);
         moving.finish();
         load.wait_for(50);
-        finish(load, "scripts and data flushed, a slot moved");
+        load.stop().hold_to_its_promises("scripts and data flushed, a slot moved");
         wait_for_redis(&server, &on[0]);
         cluster.move_slot(slot, 1, 0);
 
@@ -125,7 +107,7 @@ fn a_cluster_whose_nodes_die_and_whose_slots_move() {
         cluster.wait_for_promotion(0);
         wait_for_redis(&server, &lost);
         load.wait_for(50);
-        finish(load, "a primary frozen, its replica promoted");
+        load.stop().hold_to_its_promises("a primary frozen, its replica promoted");
         cluster.nodes()[0].thaw();
         cluster.settle();
 
@@ -134,7 +116,7 @@ fn a_cluster_whose_nodes_die_and_whose_slots_move() {
         cluster.wait_for_promotion(1);
         wait_for_redis(&server, &kept);
         load.wait_for(50);
-        finish(load, "a primary killed, its replica promoted");
+        load.stop().hold_to_its_promises("a primary killed, its replica promoted");
         cluster.nodes()[1].restart();
         cluster.settle();
 
@@ -143,7 +125,7 @@ fn a_cluster_whose_nodes_die_and_whose_slots_move() {
         let node = cluster.add_node();
         cluster.move_slot(slot, owner, node);
         load.wait_for(50);
-        finish(load, "a node added");
+        load.stop().hold_to_its_promises("a node added");
         let before = cluster.nodes()[node].calls("evalsha");
         wait_for_redis(&server, &on[0]);
         until("the new node is asked", || {
@@ -170,7 +152,7 @@ fn a_primary_that_sentinel_replaces() {
     for setup in Setup::transports() {
         let sentinel = Sentinel::start();
         let urls = [sentinel.url()];
-        let server = Server::start(&setup.with(&config(&urls)), POLICY);
+        let server = Server::start(&setup.with(&config(&urls)), &policy());
         wait_for_redis(&server, "a");
         let load = Load::start(&server, 4, &["kind", "load"]);
         load.wait_for(20);
@@ -179,6 +161,6 @@ fn a_primary_that_sentinel_replaces() {
         sentinel.wait_for_switch(old);
         wait_for_redis(&server, "b");
         load.wait_for(50);
-        finish(load, "the primary killed, another one named");
+        load.stop().hold_to_its_promises("the primary killed, another one named");
     }
 }
