@@ -1,5 +1,4 @@
 //! The `sluice` command: arguments in, exit code out. Everything else is in the library.
-#![allow(clippy::print_stderr, reason = "a command speaks to its terminal")]
 
 use std::{
     io::{self, Write},
@@ -39,11 +38,15 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody may read what we say, as behind `| head`; that is no reason to abort.
-            let _ = writeln!(io::stderr(), "{error}");
+            complain(&error);
             ExitCode::FAILURE
         }
     }
+}
+
+/// Says what is wrong on the terminal. Nobody may read it, as behind `| head`; that is no reason to abort.
+fn complain(error: &dyn std::error::Error) {
+    let _ = writeln!(io::stderr(), "{error}");
 }
 
 /// Serves, and says why not: to whoever reads the log, where that is a program, and else to the terminal.
@@ -60,7 +63,7 @@ fn serve(args: &ServeArgs) -> ExitCode {
             if log.format == LogFormat::Json && tracing::enabled!(tracing::Level::ERROR) {
                 tracing::error!(%error, "cannot serve");
             } else {
-                eprintln!("{error}");
+                complain(&*error);
             }
             ExitCode::FAILURE
         }

@@ -317,6 +317,16 @@ fn serve_refuses_what_is_wrong() {
 }
 
 #[test]
+fn a_refusal_that_nobody_reads_is_exit_code_1() {
+    let folder = folder(&[]);
+    for words in [&["check-config", "missing.toml"][..], &["--policy", "missing.toml"]] {
+        let mut child = sluice(&folder, words).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stderr.take());
+        assert_eq!(child.wait().unwrap().code(), Some(1), "{words:?}");
+    }
+}
+
+#[test]
 fn the_environment_yields_to_flags_and_is_blamed_by_name() {
     let folder = folder(&[]);
     let ask = |words: &[&str], variables: &[(&str, &str)]| {
