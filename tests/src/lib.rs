@@ -16,6 +16,7 @@ pub mod redis_sentinel;
 pub mod redis_server;
 
 use std::{
+    fs::File,
     io::{self, BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
@@ -72,9 +73,17 @@ impl Setup {
         self.config.push_str(config);
         self
     }
+
+    /// With the counts in Redis, and more lines for that section.
+    pub fn with_redis(self, urls: &[String], settings: &str) -> Self {
+        self.with(&format!("[redis]\nurls = {urls:?}\n{settings}\n"))
+    }
 }
 
-/// A running server. Killed when dropped.
+/// What a server logs to, in its folder. Not beside the policy: it watches that folder.
+const LOG: &str = "log/sluice.log";
+
+/// A running server. Killed when dropped; a test that fails shows what it logged.
 pub struct Server {
     child: Child,
     /// Where it serves RESP.
@@ -90,16 +99,22 @@ impl Server {
         let folder = tempfile::tempdir().expect("a temporary folder");
         std::fs::write(folder.path().join("policy.toml"), policy).expect("writing the policy");
         std::fs::write(folder.path().join("sluice.toml"), &setup.config).expect("writing the config");
-        let mut child = Command::new(binary())
-            .args(["--config", "sluice.toml", "--policy", "policy.toml", "--transport", setup.transport])
-            .args(["--cores", &setup.cores.to_string(), "--listen-unix", "sluice.sock"])
-            .args(["--listen-resp", "127.0.0.1:0", "--listen-ops", "127.0.0.1:0"])
-            .current_dir(folder.path())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("starting the server");
-        let mut lines = BufReader::new(child.stdout.take().expect("stdout is piped")).lines();
-        let first = lines.next().expect("the server says where it serves").expect("reading its output");
+        std::fs::create_dir(folder.path().join("log")).expect("a folder for the log");
+        let began = Instant::now();
+        let (child, lines, first) = loop {
+            let mut child = spawn(setup, folder.path());
+            let mut lines = BufReader::new(child.stdout.take().expect("stdout is piped")).lines();
+            if let Some(first) = lines.next() {
+                break (child, lines, first.expect("reading its output"));
+            }
+            let _ = child.wait();
+            // What a ring of another server has locked comes back only some time after that server's end, and the limit
+            // (ulimit -l) holds for all of a user's processes together.
+            let log = read_log(folder.path());
+            let may_help = log.contains("Cannot allocate memory") && began.elapsed() < PATIENCE;
+            assert!(may_help, "the server ended at once:\n{log}");
+            std::thread::park_timeout(Duration::from_millis(100));
+        };
         // Goes on reading, so that the server never waits for us.
         std::thread::spawn(move || lines.for_each(drop));
         let address = |after: &str| -> SocketAddr {
@@ -169,6 +184,26 @@ impl Server {
         text.lines().filter(is_it).map(value).sum::<f64>() as u64
     }
 
+    /// How many decisions of a rule were made by `redis`, `local`, `open` or `closed`.
+    pub fn decisions(&self, rule: &str, by: &str) -> u64 {
+        self.metric(&format!("sluice_rule_decisions_total{{rule=\"{rule}\",by=\"{by}\"}}"))
+    }
+
+    /// How often something happened on the way to Redis, such as `moved` or `connected`.
+    pub fn redis_events(&self, event: &str) -> u64 {
+        self.metric(&format!("sluice_redis_events_total{{event=\"{event}\"}}"))
+    }
+
+    /// How often the breaker of a shard entered a state: `closed`, `open` or `half_open`.
+    pub fn breaker_entered(&self, shard: SocketAddr, state: &str) -> u64 {
+        self.metric(&format!("sluice_redis_breaker_transitions_total{{shard=\"{shard}\",to=\"{state}\"}}"))
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        read_log(self.folder.path())
+    }
+
     /// Waits until `holds`.
     pub fn until(&self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
         until(what, || holds(self));
@@ -199,10 +234,30 @@ impl Server {
 }
 
 impl Drop for Server {
+    #[expect(clippy::print_stderr, reason = "the log of a server whose test fails says why")]
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("the server's log:\n{}", self.log());
+        }
     }
+}
+
+fn spawn(setup: &Setup, folder: &Path) -> Child {
+    Command::new(binary())
+        .args(["--config", "sluice.toml", "--policy", "policy.toml", "--transport", setup.transport])
+        .args(["--cores", &setup.cores.to_string(), "--listen-unix", "sluice.sock"])
+        .args(["--listen-resp", "127.0.0.1:0", "--listen-ops", "127.0.0.1:0"])
+        .current_dir(folder)
+        .stdout(Stdio::piped())
+        .stderr(File::create(folder.join(LOG)).expect("creating the log"))
+        .spawn()
+        .expect("starting the server")
+}
+
+fn read_log(folder: &Path) -> String {
+    std::fs::read_to_string(folder.join(LOG)).unwrap_or_default()
 }
 
 /// Waits until `holds`, looking every few milliseconds; gives up after [`PATIENCE`].

@@ -6,6 +6,8 @@
 //! a queue.
 #![allow(clippy::print_stdout, reason = "what was measured is shown with --nocapture")]
 
+#![allow(clippy::print_stdout, reason = "what was measured is shown with --nocapture")]
+
 use std::{
     net::TcpStream,
     sync::{
@@ -99,6 +101,65 @@ impl Load {
         }
         all.took.sort_unstable();
         all
+    }
+}
+
+/// Far beyond the deadlines of 5 to 50 ms, for a debug build on a machine with something else to do; far below what
+/// waiting for a broken Redis would take.
+const LATE: Duration = Duration::from_millis(500);
+
+/// The same for one batch in a thousand, of which there is hardly one while a load is short.
+const VERY_LATE: Duration = Duration::from_millis(900);
+
+/// Loads these servers, which have a rule that only counts for `kind=load` and is wide enough, while something happens.
+/// Holds that each check was answered once, in order, in time and by allowing it; shows how long they took. A machine that
+/// halts for a moment is not the server's fault: what a thread that only sleeps was late, the checks may be too.
+pub fn under_load<T>(what: &str, servers: &[Server], act: impl FnOnce() -> T) -> T {
+    let watch = Watch::start();
+    let loads: Vec<_> = servers.iter().map(|server| Load::start(server, 2, &["kind", "load"])).collect();
+    loads.iter().for_each(|load| load.wait_for(20));
+    let outcome = act();
+    loads.iter().for_each(|load| load.wait_for(20));
+    let tallies: Vec<_> = loads.into_iter().map(Load::stop).collect();
+    let halted = watch.stop();
+    for (number, tally) in tallies.iter().enumerate() {
+        let [half, late, very_late, last] = [0.5, 0.99, 0.999, 1.0].map(|share| tally.quantile(share));
+        println!(
+            "{what}, server {number}: {} checks in batches, p50 {half:?}, p99 {late:?}, p99.9 {very_late:?}, longest {last:?}; \
+             the machine halted for {halted:?}",
+            tally.checks()
+        );
+        assert_eq!((tally.denied, tally.unavailable), (0, 0), "{what}: each identity asks for less than it may");
+        assert!(late < LATE + halted && very_late < VERY_LATE + halted, "{what}: p99 {late:?}, p99.9 {very_late:?}");
+    }
+    outcome
+}
+
+/// A thread that only sleeps, and knows by how much it slept too long.
+struct Watch {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Duration>,
+}
+
+impl Watch {
+    fn start() -> Self {
+        let stop = Arc::<AtomicBool>::default();
+        let asked = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut longest = Duration::ZERO;
+            while !asked.load(Ordering::Acquire) {
+                let began = Instant::now();
+                std::thread::park_timeout(PAUSE);
+                longest = longest.max(began.elapsed().saturating_sub(PAUSE));
+            }
+            longest
+        });
+        Self { stop, thread }
+    }
+
+    fn stop(self) -> Duration {
+        self.stop.store(true, Ordering::Release);
+        self.thread.join().expect("it only sleeps")
     }
 }
 

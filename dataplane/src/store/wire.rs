@@ -92,11 +92,24 @@ struct Book {
     integers: Vec<i64>,
     /// When the client's counters were last shown to other threads.
     published_at: Micros,
-    /// By the client's number: whether the shard was up when that was last said.
-    up: Vec<bool>,
+    /// By the client's number: what was last logged about the shard.
+    said: Vec<Said>,
     /// When an error of a shard was last logged.
     complained_at: Option<Micros>,
 }
+
+/// What was logged about a shard.
+#[derive(Clone)]
+struct Said {
+    is_up: bool,
+    /// Why it was not.
+    why: String,
+    /// Another reason why is not said before.
+    not_before: Micros,
+}
+
+/// A shard that is reached again within this time is no news.
+const SETTLE_US: u64 = 1_000_000;
 
 /// Errors of shards are logged no more often than this; the metrics count them all.
 const COMPLAIN_EVERY_US: u64 = 10_000_000;
@@ -126,7 +139,7 @@ impl Redis {
                 numbers: Vec::new(),
                 integers: Vec::with_capacity(INTEGERS),
                 published_at: now,
-                up: Vec::new(),
+                said: Vec::new(),
                 complained_at: None,
             },
             deadline_us,
@@ -151,7 +164,7 @@ impl Redis {
         if now.since(book.published_at).0 >= PUBLISH_EVERY_US {
             book.published_at = *now;
             book.shards.links(book.core).publish(client.counters(), store.waiting());
-            book.say_what_changed(client);
+            book.say_what_changed(client, *now);
         }
     }
 
@@ -269,22 +282,29 @@ impl Book {
         Some(shard)
     }
 
-    /// Logs which shards this core has reached, and which it has lost, since the last time.
-    fn say_what_changed(&mut self, client: &Client) {
-        self.up.resize(client.shards(), false);
-        for (index, was_up) in self.up.iter_mut().enumerate() {
+    /// Logs which shards this core has reached and which it has lost since the last time, and now and then why one cannot be
+    /// reached.
+    fn say_what_changed(&mut self, client: &Client, now: Micros) {
+        let settled = Micros(now.0 + SETTLE_US);
+        self.said.resize(client.shards(), Said { is_up: false, why: String::new(), not_before: settled });
+        for (index, said) in self.said.iter_mut().enumerate() {
             // There are at most 1,024; see the setting's bound.
             let shard = ShardIndex(index as u16);
-            let is_up = client.shard_is_up(shard);
-            if std::mem::replace(was_up, is_up) == is_up {
+            let (core, name, was_up) = (self.core, client.shard_name(shard), said.is_up);
+            said.is_up = client.shard_is_up(shard);
+            if said.is_up {
+                if !was_up {
+                    tracing::info!(core, shard = name, "connected to Redis");
+                }
                 continue;
             }
-            let (core, name) = (self.core, client.shard_name(shard));
-            if is_up {
-                tracing::info!(core, shard = name, "connected to Redis");
-            } else {
-                let why = client.shard_problem(shard).map(ToString::to_string).unwrap_or_default();
+            let why = client.shard_problem(shard).map(ToString::to_string).unwrap_or_default();
+            if was_up {
                 tracing::warn!(core, shard = name, why, "the connection to Redis is gone");
+                *said = Said { is_up: false, why, not_before: settled };
+            } else if why != said.why && now >= said.not_before {
+                tracing::warn!(core, shard = name, why, "Redis cannot be reached");
+                *said = Said { is_up: false, why, not_before: Micros(now.0 + COMPLAIN_EVERY_US) };
             }
         }
     }
