@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use sluice_e2e::{
-    Server, Setup,
+    Reply, Server, Setup, integers,
     load::Load,
     proxy::{Fault, Proxy},
     redis_server::Redis,
@@ -214,6 +214,62 @@ fn each_failure_policy_answers_its_own_way() {
             [by("closed", "closed"), by("open", "open"), by("few", "local"), by("of-ten", "local")],
             [3, 8, 3, 80]
         );
+    }
+}
+
+#[test]
+fn without_limits_of_their_own_local_buckets_have_their_share() {
+    let policy = r#"
+[[rule]]
+name = "shared"
+per = ["key"]
+limit = { capacity = 100, refill = 100, period = "24h" }
+
+[[override]]
+rule = "shared"
+identity = ["big"]
+limit = { capacity = 200, refill = 200, period = "24h" }
+
+[[override]]
+rule = "shared"
+identity = ["free"]
+exempt = true
+
+[[override]]
+rule = "shared"
+identity = ["nobody"]
+deny = true
+"#;
+    for setup in Setup::transports() {
+        for (throttle_on_failure, first, second) in [("local", 3, 0), ("open", 40, 40), ("closed", 0, 0)] {
+            let redis = Redis::start(&[]);
+            redis.kill();
+            let more = format!("local_share = 0.1\nthrottle_on_failure = \"{throttle_on_failure}\"\n");
+            let server = Server::start(&setup.clone().with(&config(&redis.url())).with(&more), policy);
+            let mut client = server.connect();
+            let mut passed = |key: &str| (0..40).filter(|_| client.check(&["key", key]).allowed == 1).count();
+            assert_eq!(["a", "b", "big", "free", "nobody"].map(&mut passed), [10, 10, 20, 40, 0], "{setup:?}");
+            // The limit of a throttle call is 30 here.
+            let mut passed = |words: &[&str], allowed: i64| {
+                (0..40)
+                    .filter(|_| match client.ask(words) {
+                        Reply::Error(text) => {
+                            assert!(throttle_on_failure == "closed" && text.starts_with("UNAVAILABLE"), "{text}");
+                            false
+                        }
+                        reply => integers(&reply)[0] == allowed,
+                    })
+                    .count()
+            };
+            assert_eq!(passed(&["THROTTLE", "u", "30", "30", "86400"], 1), first, "{setup:?}, {throttle_on_failure}");
+            assert_eq!(
+                passed(&["CL.THROTTLE", "u", "29", "30", "86400"], 0),
+                first,
+                "{setup:?}, {throttle_on_failure}"
+            );
+            let again = passed(&["THROTTLE", "u", "30", "30", "86400"], 1);
+            assert_eq!(again, second, "{setup:?}, {throttle_on_failure}");
+        }
     }
 }
 

@@ -232,6 +232,26 @@ fn every_reply_50_ms_late() {
     through_a_proxy("50 ms late, no breaker", late, &[NO_BREAKER]);
 }
 
+/// The network swallows all replies, and delivers them in the end.
+#[test]
+fn silent() {
+    through_a_proxy("silent", Fault::Freeze, &[BREAKER]);
+}
+
+#[test]
+fn no_connections() {
+    for transport in TRANSPORTS {
+        let redis = Redis::start(&[]);
+        let proxy = Proxy::start(redis.address());
+        let refuse = || {
+            proxy.set(Fault::RefuseConnections);
+            proxy.reset_connections();
+        };
+        let url = format!("redis://{}", proxy.address());
+        Outage::new("no connections", url).run(transport, refuse, || proxy.set(Fault::None));
+    }
+}
+
 #[test]
 fn connection_reset_in_mid_reply() {
     through_a_proxy("reset in mid-reply", Fault::ResetInReply { after_bytes: 5 }, &[BREAKER]);
