@@ -81,6 +81,12 @@ impl Stage {
         assert!(verdicts.iter().all(|verdict| verdict.allowed == allowed), "not all {allowed}: {verdicts:?}");
     }
 
+    /// Whether `/metrics` says so.
+    fn is_in(&self, state: &str) -> bool {
+        let shard = self.proxy.address();
+        self.server.metric(&format!("sluice_redis_breaker{{shard=\"{shard}\",state=\"{state}\"}}")) == 1
+    }
+
     /// How many calls have reached Redis.
     fn calls(&self) -> u64 {
         self.redis.calls("evalsha")
@@ -103,11 +109,13 @@ fn opens_at_half_and_not_below_it() {
         let breaker = "{ window_ms = 60000, calls_min = 5, failures_pct = 50, open_ms = 60000, probes = 1 }";
         let mut stage = Stage::new(setup.clone(), breaker);
         assert_eq!(stage.calls_of(|stage| stage.expect(30, ALLOWED)), 30);
+        assert!(stage.is_in("closed"), "{setup:?}");
         stage.break_redis();
         // As many as have succeeded, the first one included.
         let failed = stage.calls_of(|stage| (0..60).for_each(|_| stage.expect(1, UNAVAILABLE)));
         assert_eq!(failed, 31, "{setup:?}: it opens with the one that makes half");
         assert_eq!(stage.calls_of(|stage| stage.expect(100, UNAVAILABLE)), 0, "{setup:?}: it is open");
+        assert!(stage.is_in("open"), "{setup:?}");
     }
 }
 
@@ -183,6 +191,7 @@ fn half_open_lets_the_probes_through_and_they_decide() {
         let calls = stage.calls_of(|stage| allowed = stage.ask(50).iter().map(|v| i64::from(v.allowed == 1)).sum());
         assert_eq!((calls, allowed), (3, 3), "{setup:?}: three try, and succeed");
         assert_eq!(stage.calls_of(|stage| stage.expect(50, ALLOWED)), 50, "{setup:?}: closed");
+        assert!(stage.is_in("closed"), "{setup:?}");
     }
 }
 

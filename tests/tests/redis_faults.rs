@@ -9,12 +9,13 @@
 #![allow(clippy::disallowed_methods, reason = "tests wait for real processes")]
 
 use std::{
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use sluice_e2e::{
     Server, Setup,
+    lateness::Watch,
     load::{Load, Question, Tally},
     proxy::{Fault, Proxy},
     redis_server::{Redis, free_port},
@@ -24,7 +25,7 @@ use sluice_e2e::{
 /// What an answer may take at p99.9 while Redis is broken, on a machine that has nothing else to do.
 const LATENCY_MAX: Duration = Duration::from_millis(DEADLINE_MS + 1);
 const DEADLINE_MS: u64 = 5;
-/// A machine that is busy with other things is late itself, by some time slices.
+/// A debug build needs its time too; and what the machine itself was late is allowed for beside this.
 const SLACK: u32 = 10;
 
 /// Opens soon and tries again soon.
@@ -86,6 +87,15 @@ fn question(number: u64) -> Question {
     }
 }
 
+/// A server with its counts in this Redis. The guard keeps other tests waiting.
+fn serve(transport: &'static str, url: &str, breaker: &str) -> (Server, MutexGuard<'static, ()>) {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let redis = format!("[redis]\nurls = [\"{url}\"]\ndeadline_ms = {DEADLINE_MS}\nbreaker = {breaker}\n");
+    let setup = Setup::new(transport).with(&redis).with("[log]\nlevel = \"error\"\n");
+    (Server::start(&setup, POLICY), guard)
+}
+
 /// One failure of Redis.
 struct Outage<'a> {
     name: &'a str,
@@ -104,25 +114,24 @@ impl<'a> Outage<'a> {
 
     /// Runs load before, during and after the outage that `begin` begins and `end` ends.
     fn run(&self, transport: &'static str, begin: impl FnOnce(), end: impl FnOnce()) {
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-        let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        let config = format!(
-            "[redis]\nurls = [\"{}\"]\ndeadline_ms = {DEADLINE_MS}\nbreaker = {}\n[log]\nlevel = \"error\"\n",
-            self.url, self.breaker
-        );
-        let server = Server::start(&Setup::new(transport).with(&config), POLICY);
+        let (server, _guard) = serve(transport, &self.url, self.breaker);
         if self.begins_well {
             wait_until_redis_decides(&server, "before");
+        } else {
+            assert_eq!(server.get("/readyz").0, 200, "it serves without Redis");
         }
         let load = Load::asking(&server, CONNECTIONS, question);
         if self.begins_well {
             load.wait_for(BATCHES);
         }
+        let watch = Watch::start(&server);
         let broken_at = load.now();
         begin();
         // Time enough for the breaker to try again, in vain, some times.
         std::thread::sleep(Duration::from_millis(600));
+        load.wait_for(BATCHES / 2);
         let ends_at = load.now();
+        let machine_late = watch.stop();
         end();
         let ended = Instant::now();
         wait_until_redis_decides(&server, "after");
@@ -136,36 +145,39 @@ impl<'a> Outage<'a> {
             all.between(well_at, Duration::MAX),
         ];
         let which = format!("{}, {transport}", self.name);
-        println!("{which}: Redis decides again after {back_after:.0?}");
+        println!("{which}: Redis decides again after {back_after:.0?}; machine late by {machine_late:.1?} at most");
         for (when, tally) in [("before", &before), ("outage", &outage), ("after", &after)] {
             println!("  {when:6} {tally}");
         }
-        self.judge(&which, &before, &outage, &after, &all);
+        let closings = closings(&server, &self.url);
+        self.judge(&which, &outage, &all, machine_late, closings);
     }
 
-    fn judge(&self, which: &str, before: &Tally, outage: &Tally, after: &Tally, all: &Tally) {
+    fn judge(&self, which: &str, outage: &Tally, all: &Tally, machine_late: Duration, closings: u64) {
         // Nothing waits longer than its deadline.
-        assert!(outage.checks() > 300, "{which}: {outage}");
-        assert!(outage.quantile(0.5) <= LATENCY_MAX * 2, "{which}: {outage}");
-        assert!(outage.quantile(0.999) <= LATENCY_MAX * SLACK, "{which}: {outage}");
+        assert!(outage.checks() > 100, "{which}: {outage}");
+        let late = |share: f64, most: Duration| outage.quantile(share) > most + machine_late;
+        assert!(!late(0.5, LATENCY_MAX * 2), "{which}: machine late by {machine_late:?}: {outage}");
+        assert!(!late(0.999, LATENCY_MAX * SLACK), "{which}: machine late by {machine_late:?}: {outage}");
         // What the failure policies say, and nothing else.
         let is_allowed = |class: usize| all.class(class).allowed == all.class(class).checks();
         assert!(is_allowed(OPEN), "{which}: `open` allows: {}", all.class(OPEN));
         assert!(is_allowed(EACH), "{which}: `local` has a bucket for each: {}", all.class(EACH));
         assert_eq!(all.class(CLOSED).denied, 0, "{which}: `closed` is unavailable");
         assert!(outage.class(CLOSED).unavailable > 0, "{which}: {}", outage.class(CLOSED));
-        // Not all, where the machine is late itself.
-        for (when, tally) in [("before", before), ("after", after)] {
-            let closed = tally.class(CLOSED);
-            assert!(closed.unavailable * 2 <= closed.checks(), "{which}, {when}: Redis decides: {closed}");
-        }
         // No more pass than Redis and the bucket in memory hold; that is a new one each time the breaker closes.
+        // Fewer may: what Redis took for a check that had its answer by then is spent.
         let passed = all.class(ONE).allowed;
         let fillings = if self.redis_forgets { 2 } else { 1 };
-        let least = if self.begins_well { CAPACITY } else { LOCAL };
-        let most = fillings * CAPACITY + 2 * LOCAL;
-        assert!((least..=most).contains(&passed), "{which}: {passed} of one identity passed, not {least} to {most}");
+        let most = fillings * CAPACITY + (1 + closings) * LOCAL;
+        assert!((LOCAL..=most).contains(&passed), "{which}: {passed} of one identity passed, not {LOCAL} to {most}");
     }
+}
+
+/// How often the breaker of the shard with this URL has closed.
+fn closings(server: &Server, url: &str) -> u64 {
+    let shard = url.rsplit(['@', '/']).next().expect("an address");
+    server.metric(&format!("sluice_redis_breaker_transitions_total{{shard=\"{shard}\",to=\"closed\"}}"))
 }
 
 /// Waits until a rule that is `closed` without Redis is not, some times in a row.
@@ -322,5 +334,37 @@ fn away_at_start() {
         let redis = Mutex::new(None);
         let outage = Outage { begins_well: false, ..Outage::new("away at start", url) };
         outage.run(transport, || (), || *redis.lock().unwrap() = Some(Redis::start_on(port, &[])));
+    }
+}
+
+/// Who flushes Redis takes what it has counted, and the script. Nobody waits for either.
+#[test]
+fn scripts_and_data_flushed() {
+    const FLUSHES: u64 = 5;
+    for transport in TRANSPORTS {
+        let redis = Redis::start(&[]);
+        let (server, _guard) = serve(transport, &redis.url(), BREAKER);
+        wait_until_redis_decides(&server, "before");
+        let loaded = || server.metric("sluice_redis_events_total{event=\"script_loaded\"}");
+        let before = loaded();
+        let watch = Watch::start(&server);
+        let load = Load::asking(&server, CONNECTIONS, question);
+        for _ in 0..FLUSHES {
+            load.wait_for(BATCHES / 2);
+            redis.command(&["SCRIPT", "FLUSH"]);
+            redis.command(&["FLUSHALL"]);
+        }
+        load.wait_for(BATCHES / 2);
+        let all = load.stop();
+        let machine_late = watch.stop();
+        println!("flushed, {transport}:\n         {all}");
+        // Not each time, where the machine is so late that the breaker is open.
+        assert!(loaded() > before, "{transport}: it is loaded, and that is counted");
+        let late = all.quantile(0.999);
+        assert!(late <= LATENCY_MAX * SLACK + machine_late, "{transport}: machine late by {machine_late:?}: {all}");
+        assert!(all.class(CLOSED).allowed > 0, "{transport}: Redis decides: {}", all.class(CLOSED));
+        let passed = all.class(ONE).allowed;
+        let most = (1 + FLUSHES) * CAPACITY + (1 + closings(&server, &redis.url())) * LOCAL;
+        assert!(passed <= most, "{transport}: {passed} of one identity passed");
     }
 }
