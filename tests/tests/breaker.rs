@@ -78,7 +78,15 @@ impl Stage {
     /// The same; all of them must end like this.
     fn expect(&mut self, checks: usize, allowed: i64) {
         let verdicts = self.ask(checks);
-        assert!(verdicts.iter().all(|verdict| verdict.allowed == allowed), "not all {allowed}: {verdicts:?}");
+        let all = verdicts.iter().all(|verdict| verdict.allowed == allowed);
+        assert!(all, "not all {allowed}: {verdicts:?}\n{}", self.store_metrics());
+    }
+
+    /// What `/metrics` says about Redis, and who decided why.
+    fn store_metrics(&self) -> String {
+        let text = self.server.get("/metrics").1;
+        let tells = |line: &&str| ["sluice_redis_", "sluice_rule_"].iter().any(|start| line.starts_with(start));
+        text.lines().filter(tells).filter(|line| !line.ends_with(" 0")).collect::<Vec<_>>().join("\n")
     }
 
     /// Whether `/metrics` says so.

@@ -3,12 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sluice_e2e::{
-    Server, Setup, Verdict,
-    load::{Load, Question},
-    redis_server::Redis,
-    request, until,
-};
+use sluice_e2e::{Server, Setup, Verdict, request};
 
 /// Two rules that apply together; the tighter one decides. Mixed policies would show: rule and limit belong together.
 fn policy(version: u64) -> String {
@@ -98,34 +93,6 @@ fn a_changed_rule_keeps_its_buckets() {
         assert_eq!(change(100, 2), (100, 5), "a higher capacity gives nothing away");
         assert_eq!(change(3, 3), (3, 2), "a lower capacity caps it");
         assert_eq!(change(10, 4), (10, 1), "and what it cut off is gone");
-    }
-}
-
-/// The same with counts in Redis: checks that wait for it are under the policy that they came under.
-#[test]
-fn reload_under_load_with_redis_loses_no_reply() {
-    for setup in Setup::all() {
-        let redis = Redis::start(&[]);
-        let config = format!("[redis]\nurls = [\"{}\"]\ndeadline_ms = 1000\n", redis.url());
-        let server = Server::start(&setup.clone().with(&config), &policy(0));
-        until("every core is connected", || {
-            server.metric("sluice_redis_events_total{event=\"connected\"}") >= setup.cores as u64
-        });
-        // Its ECHOs show that each check is answered once and in its place.
-        let load = Load::asking(&server, 4, |number| {
-            Question::new(0, &["key", &format!("key-{}", number % 16), "tenant", &format!("tenant-{}", number % 4)])
-        });
-        for version in 1..=10 {
-            server.write_policy(&policy(version));
-            server.until("the policy is in force", |server| {
-                server.status()["policy"]["version"].as_u64() == Some(version + 1)
-            });
-            load.wait_for(10);
-        }
-        let verdict = server.connect().check(&["key", "a", "tenant", "t"]);
-        assert_eq!((verdict.limit, verdict.rule.as_str()), (1_000_010, "tight-10"), "{setup:?}");
-        let tally = load.stop();
-        assert_eq!((tally.denied, tally.unavailable), (0, 0), "{setup:?}: {tally}");
     }
 }
 

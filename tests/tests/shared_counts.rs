@@ -52,10 +52,14 @@ exempt = true
 "#;
 
 fn gateway(setup: &Setup, redis: &Redis) -> Server {
+    gateway_under(POLICY, setup, redis)
+}
+
+fn gateway_under(policy: &str, setup: &Setup, redis: &Redis) -> Server {
     // A deadline that a busy machine keeps: what is tested here is that Redis decides.
     let server = Server::start(
         &setup.clone().with(&format!("[redis]\nurls = [\"{}\"]\ndeadline_ms = 1000\n", redis.url())),
-        POLICY,
+        policy,
     );
     let connected = "sluice_redis_events_total{event=\"connected\"}";
     until("every core is connected", || server.metric(connected) >= setup.cores as u64);
@@ -252,5 +256,44 @@ fn by_socket_with_tls_with_passwords_and_as_a_function() {
                 assert!(!text.contains("s3cr"), "{page} shows the password: {text}");
             }
         }
+    }
+}
+
+/// Checks that wait for Redis are under the policy that they came under.
+#[test]
+fn reload_under_load_loses_no_reply() {
+    let policy = |version: u64| {
+        format!(
+            r#"
+[[rule]]
+name = "tight-{version}"
+per = ["key"]
+limit = {{ capacity = {tight}, refill = 1000000, period = "1ms" }}
+[[rule]]
+name = "wide-{version}"
+per = ["tenant"]
+limit = {{ capacity = 2000000, refill = 1000000, period = "1ms" }}
+"#,
+            tight = 1_000_000 + version
+        )
+    };
+    for setup in Setup::all() {
+        let redis = Redis::start(&[]);
+        let server = gateway_under(&policy(0), &setup, &redis);
+        // Its ECHOs show that each check is answered once and in its place.
+        let load = Load::asking(&server, 4, |number| {
+            Question::new(0, &["key", &format!("key-{}", number % 16), "tenant", &format!("tenant-{}", number % 4)])
+        });
+        for version in 1..=10 {
+            server.write_policy(&policy(version));
+            server.until("the policy is in force", |server| {
+                server.status()["policy"]["version"].as_u64() == Some(version + 1)
+            });
+            load.wait_for(10);
+        }
+        let verdict = server.connect().check(&["key", "a", "tenant", "t"]);
+        assert_eq!((verdict.limit, verdict.rule.as_str()), (1_000_010, "tight-10"), "{setup:?}");
+        let tally = load.stop();
+        assert_eq!((tally.denied, tally.unavailable), (0, 0), "{setup:?}: {tally}");
     }
 }
