@@ -9,6 +9,7 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on must stop, with the reason")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for real processes")]
 
+pub mod lateness;
 pub mod load;
 pub mod proxy;
 pub mod redis_cluster;

@@ -2,7 +2,12 @@
 #![allow(missing_docs)]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on must stop, with the reason")]
 
-use sluice_e2e::{Reply, Server, Setup, redis_server::Redis, request, until};
+use sluice_e2e::{
+    Reply, Server, Setup, integers,
+    load::{Load, Question},
+    redis_server::Redis,
+    request, until,
+};
 
 const POLICY: &str = r#"
 [[rule]]
@@ -37,15 +42,24 @@ limit = { capacity = 200, refill = 1, period = "24h" }
 
 [[override]]
 rule = "shared"
+identity = ["hotter"]
+limit = { capacity = 1000, refill = 1, period = "24h" }
+
+[[override]]
+rule = "shared"
 identity = ["free"]
 exempt = true
 "#;
 
 fn gateway(setup: &Setup, redis: &Redis) -> Server {
+    gateway_under(POLICY, setup, redis)
+}
+
+fn gateway_under(policy: &str, setup: &Setup, redis: &Redis) -> Server {
     // A deadline that a busy machine keeps: what is tested here is that Redis decides.
     let server = Server::start(
         &setup.clone().with(&format!("[redis]\nurls = [\"{}\"]\ndeadline_ms = 1000\n", redis.url())),
-        POLICY,
+        policy,
     );
     let connected = "sluice_redis_events_total{event=\"connected\"}";
     until("every core is connected", || server.metric(connected) >= setup.cores as u64);
@@ -85,12 +99,67 @@ fn two_gateways_together_let_exactly_the_limit_through() {
 }
 
 #[test]
+fn two_gateways_under_load_let_exactly_each_limit_through() {
+    const IDENTITIES: usize = 10;
+    for setup in Setup::all() {
+        let redis = Redis::start(&[]);
+        let servers = [gateway(&setup, &redis), gateway(&setup, &redis)];
+        let loads = servers.each_ref().map(|server| {
+            Load::asking(server, 3, |number| {
+                let identity = number as usize % IDENTITIES;
+                Question::new(identity, &["kind", "shared", "key", &format!("id-{identity}")]).about("shared")
+            })
+        });
+        // Each alone asks for more than all limits together.
+        loads.iter().for_each(|load| load.wait_for(150));
+        let tallies = loads.map(Load::stop);
+        for identity in 0..IDENTITIES {
+            let allowed: u64 = tallies.iter().map(|tally| tally.class(identity).allowed).sum();
+            assert_eq!(allowed, 100, "{setup:?}, identity {identity}");
+        }
+        let both = tallies.iter().all(|tally| tally.allowed > 50);
+        assert!(both, "{setup:?}: one gateway had it all: {} and {}", tallies[0], tallies[1]);
+    }
+}
+
+#[test]
+fn throttle_calls_at_once_through_two_gateways_are_exact() {
+    for setup in Setup::all() {
+        let redis = Redis::start(&[]);
+        let servers = [gateway(&setup, &redis), gateway(&setup, &redis)];
+        for (command, allowed, capacity) in [("THROTTLE", 1, 60), ("CL.THROTTLE", 0, 61)] {
+            let ask = |server: &Server| {
+                let mut client = server.connect();
+                client.send(&request(&[command, "crowd", "60", "1", "86400"]).repeat(40));
+                let passed = |reply: &Reply| integers(reply)[0] == allowed;
+                (0..40).filter(|_| passed(&client.receive().expect("a reply"))).count()
+            };
+            let passed: usize = std::thread::scope(|scope| {
+                let askers: Vec<_> = (0..4)
+                    .map(|at| {
+                        let server = &servers[at % 2];
+                        scope.spawn(move || ask(server))
+                    })
+                    .collect();
+                askers.into_iter().map(|asker| asker.join().expect("an asker")).sum()
+            });
+            assert_eq!(passed, capacity, "{setup:?}, {command}");
+        }
+    }
+}
+
+#[test]
 fn a_hot_key_is_counted_exactly_with_few_calls() {
     for setup in Setup::transports() {
         let redis = Redis::start(&[]);
         let server = gateway(&setup, &redis);
         let before = redis.calls("evalsha");
         assert_eq!(passed(&[&server], 500, &["kind", "shared", "key", "hot"]), 100);
+        let calls = redis.calls("evalsha") - before;
+        assert!(calls < 500, "{calls} calls for 2,000 checks");
+        // A thousand of these are granted: what saves the calls is that many checks share one.
+        let before = redis.calls("evalsha");
+        assert_eq!(passed(&[&server], 500, &["kind", "shared", "key", "hotter"]), 1000);
         let calls = redis.calls("evalsha") - before;
         assert!(calls < 500, "{calls} calls for 2,000 checks");
     }
@@ -187,5 +256,44 @@ fn by_socket_with_tls_with_passwords_and_as_a_function() {
                 assert!(!text.contains("s3cr"), "{page} shows the password: {text}");
             }
         }
+    }
+}
+
+/// Checks that wait for Redis are under the policy that they came under.
+#[test]
+fn reload_under_load_loses_no_reply() {
+    let policy = |version: u64| {
+        format!(
+            r#"
+[[rule]]
+name = "tight-{version}"
+per = ["key"]
+limit = {{ capacity = {tight}, refill = 1000000, period = "1ms" }}
+[[rule]]
+name = "wide-{version}"
+per = ["tenant"]
+limit = {{ capacity = 2000000, refill = 1000000, period = "1ms" }}
+"#,
+            tight = 1_000_000 + version
+        )
+    };
+    for setup in Setup::all() {
+        let redis = Redis::start(&[]);
+        let server = gateway_under(&policy(0), &setup, &redis);
+        // Its ECHOs show that each check is answered once and in its place.
+        let load = Load::asking(&server, 4, |number| {
+            Question::new(0, &["key", &format!("key-{}", number % 16), "tenant", &format!("tenant-{}", number % 4)])
+        });
+        for version in 1..=10 {
+            server.write_policy(&policy(version));
+            server.until("the policy is in force", |server| {
+                server.status()["policy"]["version"].as_u64() == Some(version + 1)
+            });
+            load.wait_for(10);
+        }
+        let verdict = server.connect().check(&["key", "a", "tenant", "t"]);
+        assert_eq!((verdict.limit, verdict.rule.as_str()), (1_000_010, "tight-10"), "{setup:?}");
+        let tally = load.stop();
+        assert_eq!((tally.denied, tally.unavailable), (0, 0), "{setup:?}: {tally}");
     }
 }
