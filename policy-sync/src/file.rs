@@ -27,8 +27,9 @@
 //! that ends in a literal star. And values are TOML strings, so bytes that are not UTF-8 are met only by a prefix or `*`.
 
 use std::{
-    fs::File,
+    fs::OpenOptions,
     io::{self, Read},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -88,17 +89,27 @@ pub enum ReadError {
     Problems(#[from] Problems),
 }
 
-/// Reads a policy file.
+/// Reads a policy file, which must be a regular one.
 ///
 /// # Errors
 ///
 /// See [`ReadError`].
 pub fn read(path: &Path) -> Result<Policy, ReadError> {
-    let io_error = |source| ReadError::Io { path: path.into(), source };
+    let bytes = read_bytes(path).map_err(|source| ReadError::Io { path: path.into(), source })?;
+    parse_bytes(bytes, path)
+}
+
+/// Reads a regular file. Others are refused, and opening them does not wait: a pipe gives what its other end pleases,
+/// when it pleases, and whoever reads a policy again has other things to do meanwhile.
+fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
     let mut bytes = Vec::new();
     // One byte more than allowed tells a file that is too large, whatever its metadata says.
-    File::open(path).map_err(io_error)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(io_error)?;
-    parse_bytes(bytes, path)
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// As [`read`], of what was read from this file.

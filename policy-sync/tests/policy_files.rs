@@ -1,6 +1,10 @@
 //! Policy files: what they mean, and what is said about those that mean nothing.
 
-use std::{collections::BTreeMap, fmt::Write, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fmt::Write,
+    path::{Path, PathBuf},
+};
 
 use policy_sync::{
     check::{self, Item},
@@ -456,6 +460,9 @@ fn files_that_cannot_be_read_say_why() {
     assert!(matches!(file::read(&missing), Err(ReadError::Io { .. })));
     assert!(file::read(&missing).unwrap_err().to_string().contains("no-such-policy.toml"));
     assert!(matches!(file::read(&directory), Err(ReadError::Io { .. })));
+
+    let device = file::read(Path::new("/dev/zero")).unwrap_err().to_string();
+    assert_eq!(device, "/dev/zero: cannot be read: it is not a regular file");
 
     let binary = directory.join("binary-policy.toml");
     std::fs::write(&binary, b"# one\n# two \xff\n").unwrap();
