@@ -1,5 +1,4 @@
 //! The `sluice` command: arguments in, exit code out. Everything else is in the library.
-#![allow(clippy::print_stderr, reason = "a command speaks to its terminal")]
 
 use std::{
     io::{self, Write},
@@ -15,7 +14,7 @@ use signal_hook::{
 use sluice::{
     cli::{Cli, Command, ServeArgs},
     clock::Clock,
-    commands,
+    commands::{self, CommandError},
     config::{self, Log, LogFormat, Settings},
     control::{self, Control},
     listener::TransportChoice,
@@ -33,16 +32,26 @@ fn main() -> ExitCode {
         Some(Command::CheckConfig { file }) => commands::check_config(&file, unix_ms, &mut io::stdout()),
         Some(Command::Explain { config, policy, json, attributes }) => {
             let (config, policy) = (config.as_deref(), policy.as_deref());
-            commands::explain_request(config, policy, &attributes, unix_ms, json, &mut io::stdout())
+            match commands::explain_request(config, policy, &attributes, unix_ms, json, &mut io::stdout()) {
+                // Whoever reads has seen enough, as `head` has.
+                Err(CommandError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+                outcome => outcome,
+            }
         }
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error}");
+            complain(&error);
             ExitCode::FAILURE
         }
     }
+}
+
+/// Says what is wrong. Where nobody can be told, that is no reason to end otherwise than with the exit code, as
+/// `eprintln!` would.
+fn complain(error: &dyn std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "{error}");
 }
 
 /// Serves, and says why not: to whoever reads the log, where that is a program, and else to the terminal.
@@ -59,7 +68,7 @@ fn serve(args: &ServeArgs) -> ExitCode {
             if log.format == LogFormat::Json && tracing::enabled!(tracing::Level::ERROR) {
                 tracing::error!(%error, "cannot serve");
             } else {
-                eprintln!("{error}");
+                complain(&error);
             }
             ExitCode::FAILURE
         }
@@ -92,7 +101,9 @@ fn serve_with(mut settings: Settings) -> Outcome {
 fn start_log(settings: &Log) {
     // The level was checked with the other settings.
     let filter = tracing_subscriber::EnvFilter::try_new(&settings.level).unwrap_or_default();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    // A line that cannot be written, because nobody reads the log or the disk is full, is lost. By default the subscriber
+    // would complain about it on standard error, and end the process where that fails too.
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).log_internal_errors(false);
     match settings.format {
         LogFormat::Text => log.with_ansi(io::IsTerminal::is_terminal(&io::stderr())).init(),
         LogFormat::Json => log.json().init(),

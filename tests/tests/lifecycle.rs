@@ -99,6 +99,25 @@ fn a_client_that_never_stops_does_not_keep_it() {
 }
 
 #[test]
+fn a_log_that_nobody_reads_or_that_cannot_be_written_ends_nothing() {
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap().into();
+    let to: [fn() -> Stdio; 2] = [Stdio::piped, full];
+    for log in to {
+        let mut command = Command::new(binary());
+        command.args(["--listen-resp", "127.0.0.1:0", "--listen-ops", "127.0.0.1:0", "--cores", "1"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(log()).spawn().unwrap();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+        drop(child.stderr.take());
+        for signal in ["HUP", "TERM"] {
+            Command::new("kill").args(["-s", signal, &child.id().to_string()]).status().unwrap();
+            std::thread::park_timeout(std::time::Duration::from_millis(300));
+        }
+        let status = child.wait().unwrap();
+        assert!(status.success(), "{status}");
+    }
+}
+
+#[test]
 fn it_does_not_share_a_port_unless_told_to() {
     let server = Server::start(&Setup::new("ring"), POLICY);
     let address = server.resp.to_string();
