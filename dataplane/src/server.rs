@@ -28,6 +28,7 @@ use crate::{
     config::{Cores, Settings},
     control::{self, Control, Orders, Reloads},
     engine::{Engine, Facts, RespSettings, Shared},
+    files::{self, TooFewFiles},
     lifecycle::{Lifecycle, Stage},
     limits::CORES_MAX,
     listener::{
@@ -78,6 +79,9 @@ pub enum ServerError {
     /// The cores setting names cores that the process may not use.
     #[error("cores: {0}")]
     Cores(String),
+    /// The process may open too few files.
+    #[error(transparent)]
+    Files(#[from] TooFewFiles),
     /// The settings of the store cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -172,7 +176,7 @@ impl Tallies {
 ///
 /// What keeps the server from starting; after that, only what no client can cause.
 pub fn run(
-    settings: Settings,
+    mut settings: Settings,
     password: Option<&Arc<str>>,
     control: Control,
     requests: &mpsc::Receiver<Request>,
@@ -180,6 +184,11 @@ pub fn run(
 ) -> Result<(), ServerError> {
     check_io_uring()?;
     let transport = choose_transport(&settings)?;
+    if transport != settings.transport.kind && transport == TransportChoice::Plain {
+        // It needs more files than what was thought to be chosen.
+        settings.transport.kind = transport;
+        files::fit(&mut settings)?;
+    }
     let cpus = data_cpus(&settings.cores).map_err(ServerError::Cores)?;
     let clock = Clock::start();
     let store = StorePlan::new(&settings.redis, cpus.len(), control.seed())?;

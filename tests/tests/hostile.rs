@@ -217,6 +217,46 @@ fn connections_beyond_the_limit_are_told_so() {
 }
 
 #[test]
+fn a_flood_of_connections_is_refused_before_files_run_out() {
+    for setup in Setup::all() {
+        let mut server = Server::start(&setup.clone().with("[limits]\nconnections_max = 20\n"), POLICY);
+        // What the server itself would keep for this many connections, and not one more.
+        let each = if setup.transport == "plain" { 2 } else { 1 };
+        server.limit_files(20 * each + 128 + 32 * setup.cores + 64);
+        for _ in 0..5 {
+            let flood: Vec<_> = (0..600).filter_map(|_| std::net::TcpStream::connect(server.resp).ok()).collect();
+            server.until("there is room for no more", |server| server.metric("sluice_connections") >= 20);
+            assert!(server.is_running(), "{setup:?}: the flood ended it");
+            drop(flood);
+            server.until("there is room again", |server| server.metric("sluice_connections") == 0);
+        }
+        is_well(&mut server);
+        assert!(server.metric("sluice_connections_refused_total") > 0, "{setup:?}");
+    }
+}
+
+#[test]
+fn running_out_of_files_for_a_while_ends_nothing() {
+    for setup in Setup::all() {
+        let mut server = Server::start(&setup, POLICY);
+        let mut client = server.connect();
+        server.limit_files(10);
+        for _ in 0..4 {
+            // Nobody can say so much as that there is no room; who was there before is served all the same.
+            drop(std::net::TcpStream::connect(server.resp));
+            std::thread::park_timeout(std::time::Duration::from_millis(200));
+            assert!(server.is_running(), "{setup:?}: it gave up");
+            assert_eq!(client.check(&["key", "a"]).allowed, 1);
+        }
+        server.limit_files(1000);
+        for _ in 0..4 {
+            is_well(&mut server);
+        }
+        assert_eq!(server.get("/readyz").0, 200);
+    }
+}
+
+#[test]
 fn silent_connections_are_closed_when_that_is_asked_for() {
     for setup in Setup::transports() {
         let server = Server::start(&setup.with("[limits]\nidle_timeout_ms = 300\n"), POLICY);

@@ -3,7 +3,7 @@
 //! Two transports stand behind the same seam, which is the engine's surface: `opened`, `bytes_in`, `settle`,
 //! `next_dirty`, `take_output`, `closed`, `tick`.
 //!
-//! * [`ring`]: a private io_uring per core, driven by one glommio task: multishot accept and receive into provided
+//! * [`ring`]: a private io_uring per core, driven by one glommio task: multishot receives into provided
 //!   buffers, and one system call for all sends and receives of a round. The default.
 //! * [`plain`]: glommio's own streams, a task per connection. For kernels that lack what the ring needs.
 //!

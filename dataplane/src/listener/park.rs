@@ -18,10 +18,14 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Poll, Waker},
+    time::Duration,
 };
 
 use futures_lite::AsyncRead;
 use glommio::net::TcpStream;
+
+/// A nap in place of a sleep that no descriptor could be had for: as late as work may be noticed then.
+const NAP: Duration = Duration::from_millis(2);
 
 /// One executor's pulse, held by the heartbeat thread and the executor.
 #[derive(Debug, Default)]
@@ -87,13 +91,13 @@ fn register(slot: &Mutex<Option<Waker>>, waker: &Waker) {
     }
 }
 
-/// Sleeps until the descriptor (an eventfd or a listening socket) is readable, or a nudge of the pulse comes.
-///
-/// # Errors
-///
-/// When the descriptor cannot be duplicated; the caller then goes on without having slept.
-pub async fn until_readable(descriptor: &OwnedFd, pulse: Option<&Pulse>) -> std::io::Result<()> {
-    let copy = descriptor.try_clone()?;
+/// Sleeps until the descriptor (an eventfd or a listening socket) is readable, or a nudge of the pulse comes. Where the
+/// descriptor cannot be duplicated, because the process or the system is out of files, it is a nap instead: the caller
+/// looks whether there is work, as after any sleep, and sleeps again.
+pub async fn until_readable(descriptor: &OwnedFd, pulse: Option<&Pulse>) {
+    let Ok(copy) = descriptor.try_clone() else {
+        return glommio::timer::sleep(NAP).await;
+    };
     // SAFETY: `copy` is an open descriptor that nothing else owns, and the stream becomes its only owner. That it is no
     // socket only makes the receive fail, which is what we wait for.
     let mut stream = unsafe { TcpStream::from_raw_fd(copy.into_raw_fd()) };
@@ -105,12 +109,12 @@ pub async fn until_readable(descriptor: &OwnedFd, pulse: Option<&Pulse>) -> std:
         }
         let mut byte = [0];
         match Pin::new(&mut stream).poll_read(context, &mut byte) {
-            Poll::Ready(_) => Poll::Ready(Ok(())),
-            Poll::Pending if nudges() != slept_at => Poll::Ready(Ok(())),
+            Poll::Ready(_) => Poll::Ready(()),
+            Poll::Pending if nudges() != slept_at => Poll::Ready(()),
             // The first time; or woken by neither, as when the poll of the stream before this one ends in being
             // cancelled. Returning then would cancel again, and so the core would never sleep.
             Poll::Pending => Poll::Pending,
         }
     })
-    .await
+    .await;
 }

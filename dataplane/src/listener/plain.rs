@@ -12,6 +12,7 @@ use std::{
     pin::Pin,
     rc::Rc,
     task::{Poll, Waker},
+    time::Duration,
 };
 
 use futures_lite::{AsyncRead, AsyncWriteExt};
@@ -19,7 +20,7 @@ use glommio::{Task, net::TcpStream, spawn_local};
 use slab::Slab;
 
 use self::links::Links;
-use super::{GOODBYE_MS, Port, QUIET_MS, REFUSAL, park, park::Pulse, placement::Placed, sockets};
+use super::{GOODBYE_MS, Port, QUIET_MS, park, park::Pulse, placement::Placed, sockets};
 use crate::{
     engine::{ConnId, Engine, Flow},
     lifecycle::Stage,
@@ -27,6 +28,10 @@ use crate::{
 
 /// Bytes that one receive takes at most.
 const RECEIVE_BYTES: usize = 16 * 1024;
+/// Connections that a listener accepts before others get their turn.
+const ACCEPTS_AT_ONCE: usize = 16;
+/// After an accept that failed, how long until the next.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(250);
 
 /// What the tasks of a core share.
 struct Core {
@@ -57,11 +62,11 @@ type Shared = Rc<RefCell<Core>>;
 ///
 /// When the doorbell or a listener cannot be waited for.
 pub async fn run(mut port: Port, engine: Engine, pulse: &Pulse) -> io::Result<()> {
-    let listeners = std::mem::take(&mut port.listeners);
+    let listeners: Vec<_> = std::mem::take(&mut port.listeners).into_iter().map(Rc::new).collect();
     let (placement, index) = (port.placement.clone(), port.core);
     let core: Shared = Rc::new(RefCell::new(Core { port, engine, sockets: Slab::new(), links: Links::default() }));
     let mut accepting: Vec<Task<()>> =
-        listeners.into_iter().map(|listener| spawn_local(accept(Rc::clone(&core), listener))).collect();
+        listeners.iter().map(|listener| spawn_local(accept(Rc::clone(&core), Rc::clone(listener)))).collect();
     loop {
         while let Some(descriptor) = placement.adopt(index) {
             open(&core, descriptor);
@@ -79,45 +84,54 @@ pub async fn run(mut port: Port, engine: Engine, pulse: &Pulse) -> io::Result<()
         links::follow(&core);
         pulse.be_eager(core.borrow().engine.needs_ticks());
         let doorbell = placement.doorbell(index);
-        park::until_readable(doorbell.descriptor(), Some(pulse)).await?;
+        park::until_readable(doorbell.descriptor(), Some(pulse)).await;
         doorbell.silence();
     }
 }
 
-/// Accepts until cancelled.
-async fn accept(core: Shared, listener: OwnedFd) {
-    let listener = socket2::Socket::from(listener);
+/// Accepts until cancelled, whatever happens.
+async fn accept(core: Shared, listener: Rc<OwnedFd>) {
     loop {
-        match listener.accept() {
-            Ok((socket, _)) => {
-                let placed = {
-                    let core = core.borrow();
-                    core.port.placement.place(core.port.core, socket.into())
-                };
-                match placed {
-                    Placed::Here(descriptor) => open(&core, descriptor),
-                    Placed::There => {}
-                    Placed::Refused(descriptor) => {
-                        core.borrow().engine.counters().connections_refused.add(1);
-                        let _ = socket2::SockRef::from(&descriptor).send(REFUSAL);
-                    }
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let Ok(copy) = listener.try_clone() else { return };
-                if park::until_readable(&copy.into(), None).await.is_err() {
-                    return;
-                }
-            }
-            // Shut down, because the server leaves.
-            Err(_) if core.borrow().port.lifecycle.stage() == Stage::Closing => return,
-            // Out of descriptors, most likely, or a connection that went before it was accepted.
+        match accept_waiting(&core, &listener) {
+            Ok(Waiting::None) => park::until_readable(&listener, None).await,
+            // The connections that are there get their turn.
+            Ok(Waiting::More) => glommio::timer::sleep(Duration::from_nanos(1)).await,
+            // Out of files, most likely. Trying again at once would only burn the core.
             Err(error) => {
-                tracing::warn!(%error, "accept failed");
-                glommio::timer::sleep(std::time::Duration::from_millis(250)).await;
+                if core.borrow().port.lifecycle.stage() < Stage::Closing {
+                    tracing::warn!(%error, "accept failed");
+                }
+                glommio::timer::sleep(ACCEPT_AGAIN).await;
             }
         }
     }
+}
+
+/// What a listener has left after some were accepted.
+#[derive(PartialEq)]
+enum Waiting {
+    None,
+    More,
+}
+
+/// Accepts connections that wait, some at a time.
+fn accept_waiting(core: &Shared, listener: &OwnedFd) -> io::Result<Waiting> {
+    for _ in 0..ACCEPTS_AT_ONCE {
+        let Some(socket) = sockets::accept(listener)? else { return Ok(Waiting::None) };
+        let placed = {
+            let core = core.borrow();
+            core.port.placement.place(core.port.core, socket)
+        };
+        match placed {
+            Placed::Here(descriptor) => open(core, descriptor),
+            Placed::There => {}
+            Placed::Refused(descriptor) => {
+                core.borrow().engine.counters().connections_refused.add(1);
+                sockets::refuse(&descriptor);
+            }
+        }
+    }
+    Ok(Waiting::More)
 }
 
 fn open(core: &Shared, descriptor: OwnedFd) {

@@ -17,6 +17,8 @@ use std::{
 use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
 
+use super::REFUSAL;
+
 /// Connections that may wait to be accepted, per listener.
 const BACKLOG: i32 = 4096;
 /// How long to wait for an answer when asking whether somebody listens already.
@@ -199,6 +201,33 @@ impl Drop for SocketFile {
 /// Device and inode.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+/// Accepts a connection, if one waits.
+///
+/// # Errors
+///
+/// What the system says, most likely that there are too many files open; not that a connection went before it was
+/// accepted.
+pub fn accept(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    loop {
+        match socket2::SockRef::from(listener).accept() {
+            Ok((socket, _)) => return Ok(Some(socket.into())),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock => return Ok(None),
+                io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                _ => return Err(error),
+            },
+        }
+    }
+}
+
+/// Tells a client that there are too many, if its socket takes the line at once; the caller closes it.
+pub fn refuse(socket: &OwnedFd) {
+    let socket = socket2::SockRef::from(socket);
+    let _ = socket.set_nonblocking(true);
+    let _ = socket.send(REFUSAL);
+    let _ = socket.shutdown(Shutdown::Write);
 }
 
 /// Sends the replies of a socket at once. Unix sockets have no such option, and need none.

@@ -72,10 +72,7 @@ pub async fn serve(listener: TcpListener, process: Arc<Process>) {
                 .detach();
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                if let Err(error) = park::until_readable(&descriptor, None).await {
-                    tracing::error!(%error, "the ops port cannot wait for connections");
-                    glommio::timer::sleep(Duration::from_secs(1)).await;
-                }
+                park::until_readable(&descriptor, None).await;
             }
             Err(error) => {
                 tracing::warn!(%error, "the ops port cannot accept");

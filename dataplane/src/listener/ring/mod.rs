@@ -32,7 +32,7 @@ use self::{
     uring::{Completion, GENERATION_MASK, Kind, SendBuffer, Tag, Uring},
 };
 use super::{
-    GOODBYE_MS, Port, QUIET_MS, REFUSAL, TransportSettings, park,
+    GOODBYE_MS, Port, QUIET_MS, TransportSettings, park,
     park::Pulse,
     placement::{Placed, Placement},
     sockets,
@@ -49,7 +49,11 @@ const YIELD_EVERY_US: u64 = 500;
 const PROBE_BUFFERS: u16 = 16;
 /// See [`PROBE_BUFFERS`].
 const PROBE_BUFFER_BYTES: u32 = 4096;
-/// How often connections are looked over for timeouts.
+/// Accepts that each listener has in hand. Every one completes once and is queued anew, so no more sockets than these
+/// are taken from the kernel before it is decided whether there is room for them; a multishot accept would take as many
+/// as are waiting, and with them every file that the process may open. `files` keeps that many spare.
+const ACCEPTS_AT_ONCE: u32 = 8;
+/// How often connections are looked over for timeouts, and accepts that failed are tried again.
 const SURVEY_EVERY_MS: u64 = 250;
 
 /// One connection's socket.
@@ -82,8 +86,8 @@ pub struct Driver {
     now: Now,
     generation: u32,
     accepting: bool,
-    /// Listeners whose accept failed; the next survey tries again.
-    accepts_to_retry: Vec<u32>,
+    /// Accepts that failed; the next survey tries again.
+    accepts_to_retry: Vec<Tag>,
     surveyed_at_ms: u64,
     happened: bool,
 }
@@ -132,10 +136,12 @@ impl Driver {
     ///
     /// When the ring itself fails, which no client can cause.
     pub async fn run(mut self, pulse: &Pulse) -> io::Result<()> {
-        for slot in 0..self.port.listeners.len() {
-            self.uring.accept(&self.port.listeners[slot], slot as u32)?;
-        }
         self.accepting = true;
+        for slot in 0..self.port.listeners.len() {
+            for generation in 0..ACCEPTS_AT_ONCE {
+                self.accept(Tag { kind: Kind::Accept, generation, slot: slot as u32 })?;
+            }
+        }
         let mut yielded_at_us = self.port.clock.micros();
         loop {
             self.round()?;
@@ -191,7 +197,7 @@ impl Driver {
         if !self.has_work() {
             pulse.be_eager(self.engine.needs_ticks());
             let doorbell = self.port.placement.doorbell(self.port.core);
-            park::until_readable(doorbell.descriptor(), Some(pulse)).await?;
+            park::until_readable(doorbell.descriptor(), Some(pulse)).await;
             doorbell.silence();
         }
         self.uring.ring_doorbell(false);
@@ -212,26 +218,36 @@ impl Driver {
         }
     }
 
+    /// Queues one accept. Its slot is that of the listener, its generation tells it from the others there.
+    fn accept(&mut self, tag: Tag) -> io::Result<()> {
+        match self.port.listeners.get(tag.slot as usize) {
+            Some(listener) => self.uring.accept(listener, tag),
+            None => Ok(()),
+        }
+    }
+
     fn accepted(&mut self, completion: Completion) -> io::Result<()> {
-        let slot = completion.tag.slot;
         if completion.result >= 0 {
             match self.port.placement.place(self.port.core, uring_descriptor(completion.result)) {
                 Placed::Here(descriptor) => self.open(descriptor)?,
                 Placed::There => {}
                 Placed::Refused(descriptor) => {
                     self.engine.counters().connections_refused.add(1);
-                    refuse(&descriptor);
+                    sockets::refuse(&descriptor);
                 }
             }
         }
-        if !completion.more && self.accepting {
-            if completion.result >= 0 {
-                self.uring.accept(&self.port.listeners[slot as usize], slot)?;
-            } else {
-                // Out of descriptors, most likely. Trying again at once would only burn the core.
-                self.accepts_to_retry.push(slot);
-            }
+        if !self.accepting {
+            return Ok(());
         }
+        if completion.result >= 0 {
+            return self.accept(completion.tag);
+        }
+        // Out of files, most likely. Trying again at once would only burn the core.
+        if self.accepts_to_retry.is_empty() && self.port.lifecycle.stage() < Stage::Closing {
+            tracing::warn!(error = %io::Error::from_raw_os_error(-completion.result), "accept failed");
+        }
+        self.accepts_to_retry.push(completion.tag);
         Ok(())
     }
 
@@ -406,10 +422,8 @@ impl Driver {
         self.surveyed_at_ms = now_ms;
         self.port.clock.resync();
         let closing = self.port.lifecycle.stage() == Stage::Closing;
-        while let Some(slot) = self.accepts_to_retry.pop() {
-            if let Some(listener) = self.port.listeners.get(slot as usize) {
-                self.uring.accept(listener, slot)?;
-            }
+        while let Some(tag) = self.accepts_to_retry.pop() {
+            self.accept(tag)?;
         }
         let settings = self.port.settings;
         let mut at = 0;
@@ -450,7 +464,9 @@ impl Driver {
         }
         if std::mem::take(&mut self.accepting) {
             for slot in 0..self.port.listeners.len() {
-                self.uring.cancel(Tag { kind: Kind::Accept, generation: 0, slot: slot as u32 })?;
+                for generation in 0..ACCEPTS_AT_ONCE {
+                    self.uring.cancel(Tag { kind: Kind::Accept, generation, slot: slot as u32 })?;
+                }
             }
             self.uring.enter()?;
             self.port.listeners.clear();
@@ -465,12 +481,4 @@ fn uring_descriptor(result: i32) -> OwnedFd {
     use std::os::fd::FromRawFd;
     // SAFETY: a completed accept hands over a new open descriptor, once.
     unsafe { OwnedFd::from_raw_fd(result) }
-}
-
-/// Tells a client that there are too many, if its socket takes the line at once, and closes.
-fn refuse(descriptor: &OwnedFd) {
-    let socket = socket2::SockRef::from(descriptor);
-    let _ = socket.set_nonblocking(true);
-    let _ = socket.send(REFUSAL);
-    let _ = socket.shutdown(std::net::Shutdown::Write);
 }
