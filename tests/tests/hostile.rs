@@ -110,6 +110,30 @@ fn a_client_that_has_said_everything_still_hears_everything() {
 }
 
 #[test]
+fn what_comes_after_quit_costs_no_reply() {
+    for setup in Setup::transports() {
+        let mut server = Server::start(&setup, POLICY);
+        for _ in 0..10 {
+            let mut client = server.connect();
+            let before = request(&["ECHO", &"x".repeat(1000)]).repeat(1000);
+            let requests = [before, request(&["QUIT"]), request(&["PING"]).repeat(20_000)].concat();
+            let mut writer = client.stream().try_clone().unwrap();
+            // The server may close before it has taken everything.
+            let sender = std::thread::spawn(move || drop(writer.write_all(&requests)));
+            for at in 0..1000 {
+                let reply = client.try_receive();
+                assert!(matches!(reply, Ok(Some(Reply::BulkString(_)))), "{setup:?}, {at}: {reply:?}");
+            }
+            assert_eq!(client.receive(), Some(Reply::SimpleString(b"OK".to_vec())));
+            assert_eq!(client.receive(), None);
+            drop(client);
+            sender.join().unwrap();
+        }
+        is_well(&mut server);
+    }
+}
+
+#[test]
 fn half_a_request_waits_and_holds_up_nobody() {
     for setup in Setup::transports() {
         let mut server = Server::start(&setup, POLICY);
@@ -240,6 +264,7 @@ fn running_out_of_files_for_a_while_ends_nothing() {
     for setup in Setup::all() {
         let mut server = Server::start(&setup, POLICY);
         let mut client = server.connect();
+        assert_eq!(client.check(&["key", "a"]).allowed, 1);
         server.limit_files(10);
         for _ in 0..4 {
             // Nobody can say so much as that there is no room; who was there before is served all the same.

@@ -20,7 +20,10 @@ use std::{os::fd::OwnedFd, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use self::placement::Placement;
+use self::{
+    placement::{Gate, Placement},
+    sockets::SocketFile,
+};
 use crate::{clock::Clock, lifecycle::Lifecycle};
 
 /// How bytes move between sockets and engine.
@@ -57,8 +60,13 @@ pub struct TransportSettings {
 pub struct Port {
     /// This core's number among the data cores, from 0.
     pub core: usize,
+    /// The file of the Unix socket, on the first core. Removed before that listener closes: then nobody else can have
+    /// put a socket of its own there, whose file it would be.
+    pub socket_file: Option<SocketFile>,
     /// Listening sockets: this core's share of TCP, and on the first core the Unix socket.
     pub listeners: Vec<OwnedFd>,
+    /// Held until the last of them is closed.
+    pub gate: Option<Gate>,
     /// Where connections go.
     pub placement: Arc<Placement>,
     /// Limits and sizes.
@@ -74,5 +82,8 @@ pub const REFUSAL: &[u8] = b"-ERR max number of clients reached\r\n";
 
 /// While leaving, a connection on which nothing came for this long has nothing in hand.
 pub(crate) const QUIET_MS: u64 = 100;
-/// And this long after we have closed our half, the connection is closed whether the client has done so or not.
+/// And this long after we have closed our half, the connection is closed whether the client has done so or not. What
+/// it sends meanwhile is thrown away, since closing with bytes unread would be a reset, and lose it our last replies.
 pub(crate) const GOODBYE_MS: u64 = 500;
+/// No more than this is thrown away: a client that goes on for so long does not look at what it is sent.
+pub(crate) const GOODBYE_BYTES_MAX: usize = 16 << 20;
