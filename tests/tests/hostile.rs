@@ -206,6 +206,23 @@ fn a_client_that_does_not_read_waits_alone_and_is_closed_in_the_end() {
 }
 
 #[test]
+fn a_client_that_reads_slowly_but_steadily_is_not_stalled() {
+    for setup in Setup::transports() {
+        let server = Server::start(&setup.with("[limits]\nstall_timeout_ms = 1000\n"), POLICY);
+        let mut client = server.connect();
+        let mut writer = client.stream().try_clone().unwrap();
+        // More than the buffers between hold, and read at a pace at which they take seconds to have room again.
+        std::thread::spawn(move || drop(writer.write_all(&request(&["ECHO", &"x".repeat(16_000)]).repeat(3_000))));
+        let mut bytes = vec![0; 20_000];
+        for _ in 0..120 {
+            client.stream().read_exact(&mut bytes).unwrap();
+            std::thread::park_timeout(std::time::Duration::from_millis(50));
+        }
+        assert_eq!(server.metric("sluice_connections_closed_total{core=\"0\",why=\"stalled\"}"), 0);
+    }
+}
+
+#[test]
 fn a_client_that_reads_late_gets_everything() {
     for setup in Setup::transports() {
         let server = Server::start(&setup.clone().with("[resp]\noutput_backlog_bytes = 65536\n"), POLICY);

@@ -80,6 +80,8 @@ pub struct Port {
 /// What a refused connection is told before it is closed.
 pub const REFUSAL: &[u8] = b"-ERR max number of clients reached\r\n";
 
+/// A client that seems to take none of its replies for this long is looked at more closely.
+pub(crate) const STUCK_MS: u64 = 250;
 /// While leaving, a connection on which nothing came for this long has nothing in hand.
 pub(crate) const QUIET_MS: u64 = 100;
 /// And this long after we have closed our half, the connection is closed whether the client has done so or not. What

@@ -20,7 +20,7 @@ use glommio::{Task, net::TcpStream, spawn_local};
 use slab::Slab;
 
 use self::links::Links;
-use super::{GOODBYE_BYTES_MAX, GOODBYE_MS, Port, QUIET_MS, park, park::Pulse, placement::Placed, sockets};
+use super::{GOODBYE_BYTES_MAX, GOODBYE_MS, Port, QUIET_MS, STUCK_MS, park, park::Pulse, placement::Placed, sockets};
 use crate::{
     engine::{ConnId, Engine, Flow},
     lifecycle::Stage,
@@ -48,6 +48,8 @@ struct Socket {
     heard_at_ms: u64,
     /// Since when a write waits, if one does.
     writing_since_ms: Option<u64>,
+    /// What the client had not taken when it was last suspected of taking nothing.
+    untaken_bytes: u32,
     /// When our side of the connection was closed after the last reply, if it was.
     said_goodbye_at_ms: Option<u64>,
     /// What came since and was thrown away.
@@ -182,6 +184,7 @@ fn open(core: &Shared, descriptor: OwnedFd) {
         handle,
         heard_at_ms,
         writing_since_ms: None,
+        untaken_bytes: 0,
         said_goodbye_at_ms: None,
         discarded_bytes: 0,
         waker: None,
@@ -365,6 +368,14 @@ impl Core {
         let is_deaf = self.port.lifecycle.is_deaf(now_ms);
         for (slot, socket) in &mut self.sockets {
             let silent_ms = now_ms.saturating_sub(socket.heard_at_ms);
+            if socket.writing_since_ms.is_some_and(|since_ms| now_ms.saturating_sub(since_ms) >= STUCK_MS)
+                && let Some(bytes) = sockets::untaken_bytes(&socket.handle)
+            {
+                if bytes < socket.untaken_bytes {
+                    socket.writing_since_ms = Some(now_ms);
+                }
+                socket.untaken_bytes = bytes;
+            }
             let stuck_ms = socket.writing_since_ms.map_or(0, |since_ms| now_ms.saturating_sub(since_ms));
             let busy = socket.writing_since_ms.is_some() || self.engine.owes(ConnId(slot as u32));
             let socket_ref = socket2::SockRef::from(&socket.handle);

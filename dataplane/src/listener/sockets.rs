@@ -4,7 +4,7 @@ use std::{
     io,
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     os::{
-        fd::OwnedFd,
+        fd::{AsRawFd, OwnedFd},
         unix::{
             fs::{MetadataExt, PermissionsExt},
             net::UnixListener,
@@ -259,6 +259,16 @@ pub fn refuse(socket: &OwnedFd) {
     let _ = socket.set_nonblocking(true);
     let _ = socket.send(REFUSAL);
     let _ = socket.shutdown(Shutdown::Write);
+}
+
+/// Bytes that were sent and that the peer has not taken. When they get fewer, the peer reads, though there may be no room
+/// for more for a long time: the kernel waits until a third of its buffer, which may be megabytes, is free.
+#[allow(unsafe_code)]
+pub fn untaken_bytes(socket: &OwnedFd) -> Option<u32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: SIOCOUTQ (another name of TIOCOUTQ) writes one integer.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if result == 0 { u32::try_from(bytes).ok() } else { None }
 }
 
 /// Sends the replies of a socket at once. Unix sockets have no such option, and need none.

@@ -32,7 +32,7 @@ use self::{
     uring::{Completion, GENERATION_MASK, Kind, SendBuffer, Tag, Uring},
 };
 use super::{
-    GOODBYE_BYTES_MAX, GOODBYE_MS, Port, QUIET_MS, TransportSettings, park,
+    GOODBYE_BYTES_MAX, GOODBYE_MS, Port, QUIET_MS, STUCK_MS, TransportSettings, park,
     park::Pulse,
     placement::{Placed, Placement},
     sockets,
@@ -75,6 +75,8 @@ struct Socket {
     heard_at_ms: u64,
     /// Since when replies wait without any of them being taken; only meaningful while a send is in flight.
     waiting_since_ms: u64,
+    /// What the client had not taken when it was last suspected of taking nothing.
+    untaken_bytes: u32,
 }
 
 impl Socket {
@@ -290,6 +292,7 @@ impl Driver {
             discarded_bytes: 0,
             heard_at_ms: self.now.mono_ms,
             waiting_since_ms: self.now.mono_ms,
+            untaken_bytes: 0,
         });
         self.engine.opened(ConnId(slot as u32));
         let tag = Tag { kind: Kind::Receive, generation: self.generation, slot: slot as u32 };
@@ -469,6 +472,13 @@ impl Driver {
             let socket = &mut self.sockets[slot];
             let busy = socket.send.is_in_flight() || owes;
             let silent_ms = now_ms.saturating_sub(socket.heard_at_ms);
+            let waits = socket.send.is_in_flight() && now_ms.saturating_sub(socket.waiting_since_ms) >= STUCK_MS;
+            if waits && let Some(bytes) = sockets::untaken_bytes(&socket.descriptor) {
+                if bytes < socket.untaken_bytes {
+                    socket.waiting_since_ms = now_ms;
+                }
+                socket.untaken_bytes = bytes;
+            }
             let stuck_ms = if busy { now_ms.saturating_sub(socket.waiting_since_ms) } else { 0 };
             if let Some(at_ms) = socket.said_goodbye_at_ms {
                 // A client that keeps its connection all the same has had time to read.
