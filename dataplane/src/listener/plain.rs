@@ -390,7 +390,11 @@ impl Core {
             } else if settings.idle_timeout_ms > 0 && !busy && silent_ms >= settings.idle_timeout_ms {
                 self.engine.counters().connections_idle.add(1);
                 let _ = socket_ref.shutdown(std::net::Shutdown::Both);
-            } else if closing && !busy && (is_deaf || silent_ms >= QUIET_MS) {
+            } else if closing
+                && !busy
+                // Not silent is whoever has not been heard because there was so much else to do.
+                && (is_deaf || (silent_ms >= QUIET_MS && !sockets::has_unread(&socket.handle)))
+            {
                 socket.say_goodbye(now_ms);
             }
         }

@@ -263,11 +263,22 @@ pub fn refuse(socket: &OwnedFd) {
 
 /// Bytes that were sent and that the peer has not taken. When they get fewer, the peer reads, though there may be no room
 /// for more for a long time: the kernel waits until a third of its buffer, which may be megabytes, is free.
-#[allow(unsafe_code)]
 pub fn untaken_bytes(socket: &OwnedFd) -> Option<u32> {
+    // Another name of SIOCOUTQ.
+    bytes_of(socket, libc::TIOCOUTQ)
+}
+
+/// Whether bytes have come that nobody has read yet.
+pub fn has_unread(socket: &OwnedFd) -> bool {
+    bytes_of(socket, libc::FIONREAD).is_some_and(|bytes| bytes > 0)
+}
+
+/// What the kernel holds of a socket, in one direction.
+#[allow(unsafe_code)]
+fn bytes_of(socket: &OwnedFd, request: libc::Ioctl) -> Option<u32> {
     let mut bytes: libc::c_int = 0;
-    // SAFETY: SIOCOUTQ (another name of TIOCOUTQ) writes one integer.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    // SAFETY: both requests write one integer, and nothing else.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut bytes) };
     if result == 0 { u32::try_from(bytes).ok() } else { None }
 }
 

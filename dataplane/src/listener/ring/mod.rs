@@ -491,7 +491,11 @@ impl Driver {
             } else if settings.idle_timeout_ms > 0 && !busy && silent_ms >= settings.idle_timeout_ms {
                 self.engine.counters().connections_idle.add(u64::from(!socket.leaving));
                 self.leave(conn)?;
-            } else if closing && !busy && (self.is_deaf || silent_ms >= QUIET_MS) {
+            } else if closing
+                && !busy
+                // Not silent is whoever has not been heard because there was so much else to do.
+                && (self.is_deaf || (silent_ms >= QUIET_MS && !sockets::has_unread(&socket.descriptor)))
+            {
                 socket.say_goodbye(now_ms);
             }
         }
