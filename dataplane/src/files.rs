@@ -3,6 +3,7 @@
 
 use std::{io, num::NonZero};
 
+use resp_client::Mode;
 use thiserror::Error;
 
 use crate::{
@@ -13,8 +14,9 @@ use crate::{
 
 /// Files of the process beside connections: logs, the control executor, the file watch, what a scrape reads, room to spare.
 const FILES_OF_PROCESS: u64 = 128;
-/// Files of each core: its listeners, glommio's rings, our ring, eventfds. Ten were counted.
-const FILES_PER_CORE: u64 = 16;
+/// Files of each core: its listeners, glommio's rings, our ring, eventfds, of which ten were counted; the copy that each
+/// sleep makes of the doorbell; and the sockets that were accepted, two listeners' worth, and not yet refused.
+const FILES_PER_CORE: u64 = 32;
 
 /// The process may not open enough files to do anything.
 #[derive(Debug, Error)]
@@ -53,7 +55,8 @@ pub fn fit(settings: &mut Settings) -> Result<(), TooFewFiles> {
         Cores::Count(count) => *count,
         Cores::List(list) => list.len(),
     };
-    let reserved = FILES_OF_PROCESS + FILES_PER_CORE * cores as u64 + settings.ops.connections_max as u64;
+    let per_core = FILES_PER_CORE + links_per_core(settings);
+    let reserved = FILES_OF_PROCESS + per_core * cores as u64 + settings.ops.connections_max as u64;
     let wanted = settings.limits.connections_max as u64 * each + reserved;
     let allowed = raise(wanted);
     if allowed < reserved + each {
@@ -71,6 +74,16 @@ pub fn fit(settings: &mut Settings) -> Result<(), TooFewFiles> {
         settings.limits.connections_max = fit;
     }
     Ok(())
+}
+
+/// The connections of a core to the store's shards: one each, and one that is being closed.
+fn links_per_core(settings: &Settings) -> u64 {
+    match settings.redis.seeds() {
+        Ok(Some(client)) if matches!(client.mode, Mode::Cluster { .. }) => settings.redis.shards_max as u64,
+        Ok(Some(client)) => client.addresses().len() as u64 + 1,
+        // Wrong URLs are somebody else's to report.
+        Ok(None) | Err(_) => 0,
+    }
 }
 
 /// How many files may be opened after asking for `wanted`.

@@ -3,8 +3,16 @@
 //! ```text
 //!   starting ──► serving ──► draining ──────► closing ──────► gone
 //!                            /readyz is 503   listeners are   grace time is over, or
-//!                            for drain_ms     closed; what is every connection is closed
+//!                            for drain_ms     drained and      every connection is closed
+//!                                             closed; what is
 //!                                             in hand is answered
+//! ```
+//!
+//! Half of the grace time is for clients that come to an end by themselves. From then on nothing more is read from
+//! anybody, so that those who never pause get their last answers and a proper end in the other half:
+//!
+//! ```text
+//!   closing ── clients finish ──► reading_until ── last answers, goodbye ──► closing_until
 //! ```
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -19,7 +27,7 @@ pub enum Stage {
     Serving,
     /// Asked to leave; still serving, so that load balancers have time to look away.
     Draining,
-    /// Listeners are closed; what is in hand is answered.
+    /// Listeners take what waits and close; what is in hand is answered.
     Closing,
 }
 
@@ -27,13 +35,16 @@ pub enum Stage {
 #[derive(Debug)]
 pub struct Lifecycle {
     stage: AtomicU8,
+    /// When requests are no longer read, in milliseconds since the process began.
+    reading_until_ms: AtomicU64,
     /// When connections that are still busy are closed all the same, in milliseconds since the process began.
     closing_until_ms: AtomicU64,
 }
 
 impl Default for Lifecycle {
     fn default() -> Self {
-        Self { stage: AtomicU8::new(Stage::Starting as u8), closing_until_ms: AtomicU64::new(u64::MAX) }
+        let never = || AtomicU64::new(u64::MAX);
+        Self { stage: AtomicU8::new(Stage::Starting as u8), reading_until_ms: never(), closing_until_ms: never() }
     }
 }
 
@@ -54,10 +65,16 @@ impl Lifecycle {
         self.stage.fetch_max(stage as u8, Ordering::AcqRel);
     }
 
-    /// Listeners close now, and connections by the given moment at the latest.
-    pub fn close(&self, until_ms: u64) {
-        self.closing_until_ms.store(until_ms, Ordering::Release);
+    /// Listeners close now, and connections within the grace time.
+    pub fn close(&self, now_ms: u64, grace_ms: u64) {
+        self.reading_until_ms.store(now_ms + grace_ms / 2, Ordering::Release);
+        self.closing_until_ms.store(now_ms + grace_ms, Ordering::Release);
         self.advance(Stage::Closing);
+    }
+
+    /// Whether requests are no longer read.
+    pub fn is_deaf(&self, now_ms: u64) -> bool {
+        now_ms >= self.reading_until_ms.load(Ordering::Acquire)
     }
 
     /// When connections that are still busy are closed all the same.

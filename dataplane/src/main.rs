@@ -14,7 +14,7 @@ use signal_hook::{
 use sluice::{
     cli::{Cli, Command, ServeArgs},
     clock::Clock,
-    commands,
+    commands::{self, CommandError},
     config::{self, Log, LogFormat, Settings},
     control::{self, Control},
     listener::TransportChoice,
@@ -32,7 +32,11 @@ fn main() -> ExitCode {
         Some(Command::CheckConfig { file }) => commands::check_config(&file, unix_ms, &mut io::stdout()),
         Some(Command::Explain { config, policy, json, attributes }) => {
             let (config, policy) = (config.as_deref(), policy.as_deref());
-            commands::explain_request(config, policy, &attributes, unix_ms, json, &mut io::stdout())
+            match commands::explain_request(config, policy, &attributes, unix_ms, json, &mut io::stdout()) {
+                // Whoever reads has seen enough, as `head` has.
+                Err(CommandError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+                outcome => outcome,
+            }
         }
     };
     match outcome {

@@ -28,12 +28,13 @@ use crate::{
     config::{Cores, Settings},
     control::{self, Control, Orders, Reloads},
     engine::{Engine, Facts, RespSettings, Shared},
+    files::{self, TooFewFiles},
     lifecycle::{Lifecycle, Stage},
     limits::CORES_MAX,
     listener::{
         Port, TransportChoice, TransportSettings,
         park::Pulse,
-        placement::Placement,
+        placement::{Gate, Placement},
         plain,
         ring::Driver,
         sockets::{self, BindError, Doors, SocketFile},
@@ -55,6 +56,8 @@ const BEAT: Duration = Duration::from_millis(1);
 const BEATS_PER_CONTROL_BEAT: u64 = 10;
 /// How many beats until idle drivers look at clock and lifecycle.
 const BEATS_PER_NUDGE: u64 = 100;
+/// How long the control executor may take to end, however short the grace time is.
+const CONTROL_GRACE_MIN: Duration = Duration::from_millis(500);
 /// Entries of glommio's own rings on a data core with the ring transport; its driver hardly uses them.
 const DATA_RING_DEPTH: usize = 256;
 /// The kernel's most for a ring.
@@ -78,6 +81,9 @@ pub enum ServerError {
     /// The cores setting names cores that the process may not use.
     #[error("cores: {0}")]
     Cores(String),
+    /// The process may open too few files.
+    #[error(transparent)]
+    Files(#[from] TooFewFiles),
     /// The settings of the store cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -172,7 +178,7 @@ impl Tallies {
 ///
 /// What keeps the server from starting; after that, only what no client can cause.
 pub fn run(
-    settings: Settings,
+    mut settings: Settings,
     password: Option<&Arc<str>>,
     control: Control,
     requests: &mpsc::Receiver<Request>,
@@ -180,16 +186,22 @@ pub fn run(
 ) -> Result<(), ServerError> {
     check_io_uring()?;
     let transport = choose_transport(&settings)?;
+    if transport != settings.transport.kind && transport == TransportChoice::Plain {
+        // It needs more files than what was thought to be chosen.
+        settings.transport.kind = transport;
+        files::fit(&mut settings)?;
+    }
     let cpus = data_cpus(&settings.cores).map_err(ServerError::Cores)?;
     let clock = Clock::start();
     let store = StorePlan::new(&settings.redis, cpus.len(), control.seed())?;
     let listeners = sockets::tcp(settings.resp.listen, cpus.len(), settings.resp.share_port)?;
     let unix =
         settings.resp.listen_unix.as_deref().map(|path| sockets::unix(path, settings.resp.unix_mode)).transpose()?;
-    let _socket_file = settings.resp.listen_unix.as_deref().map(SocketFile::of);
+    let (unix, socket_file) = unix.unzip();
     let ops = sockets::ops(settings.ops.listen)?;
     let system = |what| move |error| ServerError::System { what, error };
-    let doors = Doors::of(&listeners).map_err(system("RESP listener"))?;
+    // The cores close the RESP listeners, once these are empty. These are for an end that comes earlier.
+    let _doors = Doors::of(&listeners).map_err(system("RESP listener"))?;
     let _ops_door = Doors::of([&ops]).map_err(system("ops listener"))?;
     let process = Arc::new(Process {
         resp_address: listeners[0].local_addr().map_err(system("RESP address"))?,
@@ -215,33 +227,37 @@ pub fn run(
         seed: control.seed(),
         facts: Arc::clone(&process) as _,
     };
-    let running = Arc::new(AtomicUsize::new(process.cpus.len()));
-    let (mut pulses, mut cores) = (Vec::new(), Vec::new());
+    let (control, orders) = control::start(control, Arc::clone(&process), ops)?;
+    let running = Arc::new(AtomicUsize::new(0));
+    let (mut pulses, mut cores, mut seats) = (Vec::new(), Vec::new(), Vec::new());
     let (up, started) = mpsc::channel();
-    let mut unix = unix;
+    let (mut unix, mut socket_file) = (unix, socket_file);
     for (core, listener) in listeners.into_iter().enumerate() {
         let mut listening: Vec<OwnedFd> = vec![listener.into()];
         listening.extend(unix.take().map(OwnedFd::from));
         let pulse = Arc::new(Pulse::default());
         pulses.push(Arc::clone(&pulse));
-        let seat = Seat { core, listening, pulse, running: Arc::clone(&running), up: up.clone() };
-        cores.push(start_core(&process, &shared, password.cloned(), seat)?);
+        let (gate, socket_file) = (process.placement.gate(), socket_file.take());
+        seats.push(Seat { core, listening, gate, socket_file, pulse, running: Arc::clone(&running), up: up.clone() });
     }
     drop(up);
-    let (control, orders) = control::start(control, Arc::clone(&process), ops)?;
-    let mut shell = Shell { process: &process, pulses: &pulses, orders: &orders, running: &running, doors, beats: 0 };
+    let mut shell = Shell { process: &process, pulses: &pulses, orders: &orders, running: &running, beats: 0 };
+    let seated = seats.into_iter().try_for_each(|seat| {
+        cores.push(start_core(&process, &shared, password.cloned(), seat)?);
+        Ok(())
+    });
     // Every core reports once it listens; one that fails drops its end instead.
-    if shell.wait_for_all(&started, cores.len()) {
+    if seated.is_ok() && shell.wait_for_all(&started, cores.len()) {
         process.lifecycle.advance(Stage::Serving);
         ready(&process);
         shell.serve(requests);
     } else {
-        process.lifecycle.close(0);
+        process.lifecycle.close(0, 0);
         shell.beat_until_idle();
     }
-    let outcome = join(cores);
+    let outcome = seated.and(join(cores));
     orders.stop();
-    join_control(control)?;
+    join_control(control, &orders, Duration::from_millis(process.settings.shutdown.grace_ms))?;
     outcome
 }
 
@@ -252,8 +268,6 @@ struct Shell<'a> {
     pulses: &'a [Arc<Pulse>],
     orders: &'a Orders,
     running: &'a AtomicUsize,
-    /// The RESP listeners of all cores.
-    doors: Doors,
     beats: u64,
 }
 
@@ -309,8 +323,7 @@ impl Shell<'_> {
 
     fn close(&mut self, grace_ms: u64) {
         tracing::info!(grace_ms, "listeners close");
-        self.process.lifecycle.close(self.now_ms() + grace_ms);
-        drop(std::mem::take(&mut self.doors));
+        self.process.lifecycle.close(self.now_ms(), grace_ms);
         self.pulses.iter().for_each(|pulse| pulse.nudge());
         self.orders.pulse.nudge();
     }
@@ -349,15 +362,24 @@ impl Shell<'_> {
 struct Seat {
     core: usize,
     listening: Vec<OwnedFd>,
+    gate: Gate,
+    socket_file: Option<SocketFile>,
     pulse: Arc<Pulse>,
     running: Arc<AtomicUsize>,
     up: mpsc::Sender<()>,
 }
 
-/// Tells the shell that a core has stopped, however it stopped.
-struct Stopped(Arc<AtomicUsize>);
+/// A core that runs. Tells the shell that it has stopped, however it stopped.
+struct Running(Arc<AtomicUsize>);
 
-impl Drop for Stopped {
+impl Running {
+    fn new(count: Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(count)
+    }
+}
+
+impl Drop for Running {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -374,7 +396,9 @@ fn start_core(
     let settings = &process.settings;
     let port = Port {
         core: seat.core,
+        socket_file: seat.socket_file,
         listeners: seat.listening,
+        gate: Some(seat.gate),
         placement: Arc::clone(&process.placement),
         settings: transport_settings(settings),
         lifecycle: Arc::clone(&process.lifecycle),
@@ -389,7 +413,7 @@ fn start_core(
         facts: Arc::clone(&shared.facts),
     };
     let (process, pulse, up) = (Arc::clone(process), seat.pulse, seat.up);
-    let stopped = Stopped(seat.running);
+    let running = Running::new(seat.running);
     let cores = process.cpus.len();
     let depth = ring_depth(&process.settings, process.transport, cores);
     LocalExecutorBuilder::new(CpuPlacement::Fixed(process.cpus[seat.core]))
@@ -399,7 +423,7 @@ fn start_core(
         .ring_depth(depth)
         .blocking_thread_pool_placement(PoolPlacement::Unbound(1))
         .spawn(move || async move {
-            let _stopped = stopped;
+            let _running = running;
             let _heart = glommio::spawn_local(Arc::clone(&pulse).keep_alive());
             // glommio's first sleep may take tens of milliseconds; better now than for the first client.
             glommio::timer::sleep(Duration::from_nanos(1)).await;
@@ -501,8 +525,26 @@ fn join(cores: Vec<CoreHandle>) -> Result<(), ServerError> {
     outcome
 }
 
-fn join_control(control: ExecutorJoinHandle<()>) -> Result<(), ServerError> {
-    control.join().map_err(|error| ServerError::Start { what: "control".into(), error: error.to_string() })
+/// Waits for the control executor, but not for ever: what it is reading may not come, and nobody needs it any more.
+fn join_control(control: ExecutorJoinHandle<()>, orders: &Orders, grace: Duration) -> Result<(), ServerError> {
+    let failed = |error: String| ServerError::Start { what: "control".into(), error };
+    let (done, ended) = mpsc::channel();
+    std::thread::Builder::new()
+        .name("sluice-join".into())
+        .spawn(move || {
+            let _ = done.send(control.join().map_err(|error| error.to_string()));
+        })
+        .map_err(|error| failed(error.to_string()))?;
+    let beats = grace.max(CONTROL_GRACE_MIN).as_millis() / BEAT.as_millis();
+    for _ in 0..beats {
+        match ended.recv_timeout(BEAT) {
+            Ok(outcome) => return outcome.map_err(failed),
+            Err(mpsc::RecvTimeoutError::Timeout) => orders.pulse.beat(),
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    tracing::warn!("the control executor does not end: leaving without it");
+    Ok(())
 }
 
 /// glommio ends the process with a bare message where io_uring is missing, so this asks first.

@@ -317,16 +317,6 @@ fn serve_refuses_what_is_wrong() {
 }
 
 #[test]
-fn a_refusal_that_nobody_reads_is_exit_code_1() {
-    let folder = folder(&[]);
-    for words in [&["check-config", "missing.toml"][..], &["--policy", "missing.toml"]] {
-        let mut child = sluice(&folder, words).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        drop(child.stderr.take());
-        assert_eq!(child.wait().unwrap().code(), Some(1), "{words:?}");
-    }
-}
-
-#[test]
 fn the_environment_yields_to_flags_and_is_blamed_by_name() {
     let folder = folder(&[]);
     let ask = |words: &[&str], variables: &[(&str, &str)]| {
@@ -637,4 +627,31 @@ fn the_line_to_try_says_the_password() {
 
 fn is_reset(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::BrokenPipe)
+}
+
+#[test]
+fn nobody_has_to_read_what_it_says() {
+    let folder = folder(&[("p.toml", POLICY), ("wrong.toml", "nonsense = 1\n")]);
+    for (args, expected) in [
+        (&["explain", "--policy", "p.toml", "path=/v1/login"][..], 0),
+        (&["check-config", "p.toml"][..], 1),
+        (&["check-config", "wrong.toml"][..], 1),
+        (&["--policy", "wrong.toml"][..], 1),
+        (&["--nonsense"][..], 2),
+    ] {
+        for full in [false, true] {
+            let nowhere = || -> Stdio {
+                if full {
+                    std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap().into()
+                } else {
+                    // A pipe whose other end is closed.
+                    std::io::pipe().unwrap().1.into()
+                }
+            };
+            let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+            let status = command.args(args).current_dir(folder.path()).stdout(nowhere()).stderr(nowhere()).status();
+            let expected = if full { expected.max(1) } else { expected };
+            assert_eq!(status.unwrap().code(), Some(expected), "{args:?}, full disk: {full}");
+        }
+    }
 }

@@ -216,6 +216,13 @@ impl Server {
         assert!(status.expect("running kill").success());
     }
 
+    /// Lets it open so many files from now on.
+    pub fn limit_files(&self, count: usize) {
+        let mut prlimit = Command::new("prlimit");
+        prlimit.args(["--pid", &self.child.id().to_string(), &format!("--nofile={count}:")]);
+        assert!(prlimit.status().expect("running prlimit").success());
+    }
+
     /// Whether it still runs.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("asking for the server").is_none()

@@ -103,6 +103,30 @@ fn a_client_that_has_said_everything_still_hears_everything() {
 }
 
 #[test]
+fn what_comes_after_quit_costs_no_reply() {
+    for setup in Setup::transports() {
+        let mut server = Server::start(&setup, AMPLE);
+        for _ in 0..10 {
+            let mut client = server.connect();
+            let before = request(&["ECHO", &"x".repeat(1000)]).repeat(1000);
+            let requests = [before, request(&["QUIT"]), request(&["PING"]).repeat(20_000)].concat();
+            let mut writer = client.stream().try_clone().unwrap();
+            // The server may close before it has taken everything.
+            let sender = std::thread::spawn(move || drop(writer.write_all(&requests)));
+            for at in 0..1000 {
+                let reply = client.try_receive();
+                assert!(matches!(reply, Ok(Some(Reply::BulkString(_)))), "{setup:?}, {at}: {reply:?}");
+            }
+            assert_eq!(client.receive(), Some(Reply::SimpleString(b"OK".to_vec())));
+            assert_eq!(client.receive(), None);
+            drop(client);
+            sender.join().unwrap();
+        }
+        is_well(&mut server);
+    }
+}
+
+#[test]
 fn half_a_request_waits_and_holds_up_nobody() {
     for setup in Setup::transports() {
         let mut server = Server::start(&setup, AMPLE);
@@ -175,6 +199,23 @@ fn a_client_that_does_not_read_waits_alone_and_is_closed_in_the_end() {
 }
 
 #[test]
+fn a_client_that_reads_slowly_but_steadily_is_not_stalled() {
+    for setup in Setup::transports() {
+        let server = Server::start(&setup.with("[limits]\nstall_timeout_ms = 1000\n"), AMPLE);
+        let mut client = server.connect();
+        let mut writer = client.stream().try_clone().unwrap();
+        // More than the buffers between hold, and read at a pace at which they take seconds to have room again.
+        std::thread::spawn(move || drop(writer.write_all(&request(&["ECHO", &"x".repeat(16_000)]).repeat(3_000))));
+        let mut bytes = vec![0; 20_000];
+        for _ in 0..120 {
+            client.stream().read_exact(&mut bytes).unwrap();
+            std::thread::park_timeout(std::time::Duration::from_millis(50));
+        }
+        assert_eq!(server.metric("sluice_connections_closed_total{core=\"0\",why=\"stalled\"}"), 0);
+    }
+}
+
+#[test]
 fn a_client_that_reads_late_gets_everything() {
     for setup in Setup::transports() {
         let server = Server::start(&setup.clone().with("[resp]\noutput_backlog_bytes = 65536\n"), AMPLE);
@@ -206,6 +247,47 @@ fn connections_beyond_the_limit_are_told_so() {
         drop(first);
         server.until("a place is free", |server| server.metric("sluice_connections_closed_total") == 1);
         assert_eq!(server.connect().check(&["key", "a"]).allowed, 1);
+    }
+}
+
+#[test]
+fn a_flood_of_connections_is_refused_before_files_run_out() {
+    for setup in Setup::all() {
+        let mut server = Server::start(&setup.clone().with("[limits]\nconnections_max = 20\n"), AMPLE);
+        // What the server itself would keep for this many connections, and not one more.
+        let each = if setup.transport == "plain" { 2 } else { 1 };
+        server.limit_files(20 * each + 128 + 32 * setup.cores + 64);
+        for _ in 0..5 {
+            let flood: Vec<_> = (0..600).filter_map(|_| std::net::TcpStream::connect(server.resp).ok()).collect();
+            server.until("there is room for no more", |server| server.metric("sluice_connections") >= 20);
+            assert!(server.is_running(), "{setup:?}: the flood ended it");
+            drop(flood);
+            server.until("there is room again", |server| server.metric("sluice_connections") == 0);
+        }
+        is_well(&mut server);
+        assert!(server.metric("sluice_connections_refused_total") > 0, "{setup:?}");
+    }
+}
+
+#[test]
+fn running_out_of_files_for_a_while_ends_nothing() {
+    for setup in Setup::all() {
+        let mut server = Server::start(&setup, AMPLE);
+        let mut client = server.connect();
+        assert_eq!(client.check(&["key", "a"]).allowed, 1);
+        server.limit_files(10);
+        for _ in 0..4 {
+            // Nobody can say so much as that there is no room; who was there before is served all the same.
+            drop(std::net::TcpStream::connect(server.resp));
+            std::thread::park_timeout(std::time::Duration::from_millis(200));
+            assert!(server.is_running(), "{setup:?}: it gave up");
+            assert_eq!(client.check(&["key", "a"]).allowed, 1);
+        }
+        server.limit_files(1000);
+        for _ in 0..4 {
+            is_well(&mut server);
+        }
+        assert_eq!(server.get("/readyz").0, 200);
     }
 }
 

@@ -4,6 +4,7 @@
 use std::{
     io::{BufRead, BufReader},
     net::TcpStream,
+    os::unix::net::UnixStream,
     process::{Command, Stdio},
 };
 
@@ -65,6 +66,95 @@ fn what_is_in_hand_is_answered_before_the_end() {
 }
 
 #[test]
+fn whoever_has_connected_is_answered_before_the_end() {
+    const CHECKS: usize = 200;
+    for setup in Setup::all() {
+        for _ in 0..3 {
+            let mut server = Server::start(&setup, AMPLE);
+            // Some of them are accepted when the signal comes, some are on their way to another core, and some wait.
+            let mut clients: Vec<_> = (0..40).map(|_| server.connect()).collect();
+            let mut local = Client::new(UnixStream::connect(server.unix()).unwrap());
+            clients.iter_mut().for_each(|client| client.send(&request(&["CHECK", "key", "a"]).repeat(CHECKS)));
+            local.send(&request(&["CHECK", "key", "a"]));
+            server.signal("TERM");
+            for (number, client) in clients.iter_mut().enumerate() {
+                for at in 0..CHECKS {
+                    let reply = client.try_receive();
+                    assert!(matches!(reply, Ok(Some(Reply::Array(_)))), "{setup:?}, client {number}, {at}: {reply:?}");
+                }
+                assert_eq!(client.try_receive().unwrap(), None);
+            }
+            assert!(local.receive().is_some());
+            drop((clients, local));
+            assert!(server.wait().success());
+        }
+    }
+}
+
+#[test]
+fn busy_clients_get_their_last_answers_and_a_proper_end() {
+    for setup in Setup::all() {
+        let mut server = Server::start(&setup.clone().with("[shutdown]\ngrace_ms = 2000\n"), AMPLE);
+        let clients: Vec<_> = (0..6).map(|_| server.connect()).collect();
+        std::thread::scope(|scope| {
+            for mut client in clients {
+                let setup = &setup;
+                scope.spawn(move || {
+                    let mut number = 0;
+                    loop {
+                        let words: Vec<_> = (0..50).map(|at| (number + at).to_string()).collect();
+                        let batch: Vec<u8> = words.iter().flat_map(|word| request(&["ECHO", word])).collect();
+                        client.send(&batch);
+                        for word in words {
+                            match client.try_receive() {
+                                Ok(Some(reply)) => assert_eq!(reply, Reply::BulkString(word.into_bytes())),
+                                Ok(None) => return,
+                                Err(error) => panic!("{setup:?}: {error}"),
+                            }
+                            number += 1;
+                        }
+                    }
+                });
+            }
+            std::thread::park_timeout(std::time::Duration::from_millis(200));
+            server.signal("TERM");
+            assert!(server.wait().success());
+        });
+    }
+}
+
+#[test]
+fn an_old_server_leaves_the_socket_of_the_new_one_alone() {
+    for setup in Setup::transports() {
+        let mut old = Server::start(&setup.with("[shutdown]\ngrace_ms = 2000\n"), AMPLE);
+        let (path, mut client) = (old.unix(), old.connect());
+        std::thread::spawn(move || while client.try_ask(&["PING"]).is_ok() {});
+        old.signal("TERM");
+        old.until("the path is free", |_| !path.exists());
+        let mut new = Command::new(binary());
+        new.args(["--listen-resp", "127.0.0.1:0", "--listen-ops", "127.0.0.1:0", "--cores", "1", "--listen-unix"]);
+        let mut new = new.arg(&path).stdout(Stdio::piped()).spawn().unwrap();
+        BufReader::new(new.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+        assert!(old.is_running(), "both are there at once");
+        assert!(old.wait().success());
+        let answer = Client::new(UnixStream::connect(&path).unwrap()).ask(&["PING"]);
+        new.kill().unwrap();
+        new.wait().unwrap();
+        assert_eq!(answer, Reply::SimpleString(b"PONG".to_vec()));
+    }
+}
+
+#[test]
+fn a_start_that_fails_leaves_no_socket_behind() {
+    let server = Server::start(&Setup::new("ring"), AMPLE);
+    let path = server.unix().with_extension("other");
+    let mut command = Command::new(binary());
+    command.args(["--listen-resp", "127.0.0.1:0", "--listen-ops", &server.ops.to_string(), "--listen-unix"]).arg(&path);
+    assert_eq!(command.output().unwrap().status.code(), Some(1));
+    assert!(!path.exists());
+}
+
+#[test]
 fn a_client_that_never_stops_does_not_keep_it() {
     for setup in Setup::transports() {
         let mut server = Server::start(&setup.with("[shutdown]\ngrace_ms = 300\n"), AMPLE);
@@ -88,6 +178,25 @@ fn a_client_that_never_stops_does_not_keep_it() {
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
             assert!(status.success());
         });
+    }
+}
+
+#[test]
+fn a_log_that_nobody_reads_or_that_cannot_be_written_ends_nothing() {
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap().into();
+    let to: [fn() -> Stdio; 2] = [Stdio::piped, full];
+    for log in to {
+        let mut command = Command::new(binary());
+        command.args(["--listen-resp", "127.0.0.1:0", "--listen-ops", "127.0.0.1:0", "--cores", "1"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(log()).spawn().unwrap();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+        drop(child.stderr.take());
+        for signal in ["HUP", "TERM"] {
+            Command::new("kill").args(["-s", signal, &child.id().to_string()]).status().unwrap();
+            std::thread::park_timeout(std::time::Duration::from_millis(300));
+        }
+        let status = child.wait().unwrap();
+        assert!(status.success(), "{status}");
     }
 }
 

@@ -1,7 +1,10 @@
 //! A policy is replaced as a whole, under load, or not at all.
 #![allow(missing_docs)]
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use sluice_e2e::{Server, Setup, Verdict, request};
 
@@ -131,5 +134,21 @@ fn a_bad_file_is_reported_and_the_old_policy_goes_on() {
         server.write_policy(&one(30));
         server.until("it is back", |server| !is_refused(server));
         assert_eq!(client.check(&["key", "a"]).limit, 30);
+    }
+}
+
+#[test]
+fn a_policy_that_has_become_a_pipe_is_refused_and_holds_nobody_up() {
+    for setup in Setup::transports() {
+        let mut server = Server::start(&setup, &one(10));
+        let folder = server.unix().parent().unwrap().to_owned();
+        assert!(Command::new("mkfifo").arg(folder.join("pipe")).status().unwrap().success());
+        std::fs::rename(folder.join("pipe"), folder.join("policy.toml")).unwrap();
+        server.until("it is refused", |server| server.metric("sluice_policy_file_refused") == 1);
+        let why = server.status()["policy"]["last_refusal"].as_str().unwrap().to_owned();
+        assert!(why.contains("is not a regular file"), "{why}");
+        assert_eq!(server.connect().check(&["key", "a"]).limit, 10);
+        server.signal("TERM");
+        assert!(server.wait().success());
     }
 }

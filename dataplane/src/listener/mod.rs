@@ -3,7 +3,7 @@
 //! Two transports stand behind the same seam, which is the engine's surface: `opened`, `bytes_in`, `settle`,
 //! `next_dirty`, `take_output`, `closed`, `tick`.
 //!
-//! * [`ring`]: a private io_uring per core, driven by one glommio task: multishot accept and receive into provided
+//! * [`ring`]: a private io_uring per core, driven by one glommio task: multishot receives into provided
 //!   buffers, and one system call for all sends and receives of a round. The default.
 //! * [`plain`]: glommio's own streams, a task per connection. For kernels that lack what the ring needs.
 //!
@@ -20,7 +20,10 @@ use std::{os::fd::OwnedFd, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use self::placement::Placement;
+use self::{
+    placement::{Gate, Placement},
+    sockets::SocketFile,
+};
 use crate::{clock::Clock, lifecycle::Lifecycle};
 
 /// How bytes move between sockets and engine.
@@ -57,8 +60,13 @@ pub struct TransportSettings {
 pub struct Port {
     /// This core's number among the data cores, from 0.
     pub core: usize,
+    /// The file of the Unix socket, on the first core. Removed before that listener closes: then nobody else can have
+    /// put a socket of its own there, whose file it would be.
+    pub socket_file: Option<SocketFile>,
     /// Listening sockets: this core's share of TCP, and on the first core the Unix socket.
     pub listeners: Vec<OwnedFd>,
+    /// Held until the last of them is closed.
+    pub gate: Option<Gate>,
     /// Where connections go.
     pub placement: Arc<Placement>,
     /// Limits and sizes.
@@ -72,7 +80,12 @@ pub struct Port {
 /// What a refused connection is told before it is closed.
 pub const REFUSAL: &[u8] = b"-ERR max number of clients reached\r\n";
 
+/// A client that seems to take none of its replies for this long is looked at more closely.
+pub(crate) const STUCK_MS: u64 = 250;
 /// While leaving, a connection on which nothing came for this long has nothing in hand.
 pub(crate) const QUIET_MS: u64 = 100;
-/// And this long after we have closed our half, the connection is closed whether the client has done so or not.
+/// And this long after we have closed our half, the connection is closed whether the client has done so or not. What
+/// it sends meanwhile is thrown away, since closing with bytes unread would be a reset, and lose it our last replies.
 pub(crate) const GOODBYE_MS: u64 = 500;
+/// No more than this is thrown away: a client that goes on for so long does not look at what it is sent.
+pub(crate) const GOODBYE_BYTES_MAX: usize = 16 << 20;

@@ -7,7 +7,10 @@
 use std::{
     io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use crossbeam_queue::ArrayQueue;
@@ -20,6 +23,18 @@ const INBOX_SOCKETS_MAX: usize = 1024;
 pub struct Placement {
     seats: Box<[Seat]>,
     connections_max: usize,
+    /// Cores that may still accept; see [`Gate`].
+    open_gates: AtomicUsize,
+}
+
+/// Held by a core for as long as it may accept, and so hand a socket to another. While any is held, no core knows that
+/// its inbox stays empty.
+pub struct Gate(Arc<Placement>);
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.0.open_gates.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 struct Seat {
@@ -57,7 +72,19 @@ impl Placement {
                 })
             })
             .collect::<io::Result<_>>()?;
-        Ok(Self { seats, connections_max })
+        Ok(Self { seats, connections_max, open_gates: AtomicUsize::new(0) })
+    }
+
+    /// Lets a core accept.
+    pub fn gate(self: &Arc<Self>) -> Gate {
+        self.open_gates.fetch_add(1, Ordering::AcqRel);
+        Gate(Arc::clone(self))
+    }
+
+    /// Whether nobody accepts any more, and every socket that was handed to this core has been taken by it.
+    pub fn is_over(&self, here: usize) -> bool {
+        // In this order: what was handed over before the last gate closed is seen.
+        self.open_gates.load(Ordering::Acquire) == 0 && !self.has_waiting(here)
     }
 
     /// Decides where a socket that core `here` accepted goes, and hands it over if that is elsewhere.
@@ -167,6 +194,17 @@ mod tests {
         }
         assert_eq!([0, 1, 2].map(|core| placement.connections(core)), [2, 2, 2]);
         assert!(placement.adopt(0).is_some() && placement.adopt(0).is_some() && placement.adopt(0).is_none());
+    }
+
+    #[test]
+    fn it_is_over_when_nobody_accepts_and_nothing_waits() {
+        let placement = Arc::new(Placement::new(2, 100).unwrap());
+        let gates = [placement.gate(), placement.gate()];
+        assert!(!placement.is_over(0));
+        let _ = (placement.place(0, socket()), placement.place(0, socket()));
+        drop(gates);
+        assert_eq!([0, 1].map(|core| placement.is_over(core)), [true, false]);
+        assert!(placement.adopt(1).is_some() && placement.is_over(1));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::{
     rc::Rc,
     sync::Arc,
     task::{Poll, Waker},
+    time::Duration,
 };
 
 use futures_lite::{AsyncRead, AsyncWriteExt};
@@ -20,7 +21,7 @@ use glommio::{Task, net::TcpStream, spawn_local};
 use slab::Slab;
 
 use self::links::Links;
-use super::{GOODBYE_MS, Port, QUIET_MS, REFUSAL, park, park::Pulse, placement::Placed, sockets};
+use super::{GOODBYE_BYTES_MAX, GOODBYE_MS, Port, QUIET_MS, STUCK_MS, park, park::Pulse, placement::Placed, sockets};
 use crate::{
     engine::{ConnId, Engine, Flow},
     lifecycle::Stage,
@@ -28,6 +29,10 @@ use crate::{
 
 /// Bytes that one receive takes at most.
 const RECEIVE_BYTES: usize = 16 * 1024;
+/// Connections that a listener accepts before others get their turn.
+const ACCEPTS_AT_ONCE: usize = 16;
+/// After an accept that failed, how long until the next.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(250);
 
 /// What the tasks of a core share.
 struct Core {
@@ -45,10 +50,25 @@ struct Socket {
     heard_at_ms: u64,
     /// Since when a write waits, if one does.
     writing_since_ms: Option<u64>,
+    /// What the client had not taken when it was last suspected of taking nothing.
+    untaken_bytes: u32,
     /// When our side of the connection was closed after the last reply, if it was.
     said_goodbye_at_ms: Option<u64>,
+    /// What came since and was thrown away.
+    discarded_bytes: usize,
     /// Wakes the connection's task when the store has answered.
     waker: Option<Waker>,
+}
+
+impl Socket {
+    /// Closes our half of a connection that is owed nothing: closing outright would throw away replies that the client has
+    /// not read yet.
+    fn say_goodbye(&mut self, now_ms: u64) {
+        if self.said_goodbye_at_ms.is_none() {
+            self.said_goodbye_at_ms = Some(now_ms);
+            let _ = socket2::SockRef::from(&self.handle).shutdown(std::net::Shutdown::Write);
+        }
+    }
 }
 
 type Shared = Rc<RefCell<Core>>;
@@ -59,7 +79,7 @@ type Shared = Rc<RefCell<Core>>;
 ///
 /// When the doorbell or a listener cannot be waited for.
 pub async fn run(mut port: Port, engine: Engine, pulse: &Arc<Pulse>) -> io::Result<()> {
-    let listeners = std::mem::take(&mut port.listeners);
+    let listeners: Vec<_> = std::mem::take(&mut port.listeners).into_iter().map(Rc::new).collect();
     let (placement, index) = (port.placement.clone(), port.core);
     let core: Shared = Rc::new(RefCell::new(Core {
         port,
@@ -68,19 +88,21 @@ pub async fn run(mut port: Port, engine: Engine, pulse: &Arc<Pulse>) -> io::Resu
         links: Links::default(),
         pulse: Arc::clone(pulse),
     }));
-    let mut accepting: Vec<Task<()>> =
-        listeners.into_iter().map(|listener| spawn_local(accept(Rc::clone(&core), listener))).collect();
+    let mut accepting: Vec<_> = listeners
+        .into_iter()
+        .map(|listener| (Some(spawn_local(accept(Rc::clone(&core), Rc::clone(&listener)))), listener))
+        .collect();
     loop {
         while let Some(descriptor) = placement.adopt(index) {
             open(&core, descriptor);
         }
-        let stage = core.borrow().port.lifecycle.stage();
-        if stage == Stage::Closing {
-            for task in accepting.drain(..) {
-                task.cancel().await;
-            }
+        let closing = core.borrow().port.lifecycle.stage() == Stage::Closing;
+        if closing && core.borrow().port.gate.is_some() {
+            // It comes back for what is left if files run out.
+            stop_accepting(&core, &mut accepting).await;
         }
-        if core.borrow_mut().survey(stage == Stage::Closing) {
+        core.borrow_mut().survey(closing);
+        if closing && core.borrow().is_over() {
             return Ok(());
         }
         core.borrow_mut().tick();
@@ -91,37 +113,68 @@ pub async fn run(mut port: Port, engine: Engine, pulse: &Arc<Pulse>) -> io::Resu
     }
 }
 
-/// Accepts until cancelled.
-async fn accept(core: Shared, listener: OwnedFd) {
-    let listener = socket2::Socket::from(listener);
+/// Accepts until cancelled, whatever happens.
+async fn accept(core: Shared, listener: Rc<OwnedFd>) {
     loop {
-        match listener.accept() {
-            Ok((socket, _)) => {
-                let placed = {
-                    let core = core.borrow();
-                    core.port.placement.place(core.port.core, socket.into())
-                };
-                match placed {
-                    Placed::Here(descriptor) => open(&core, descriptor),
-                    Placed::There => {}
-                    Placed::Refused(descriptor) => {
-                        core.borrow().engine.counters().connections_refused.add(1);
-                        let _ = socket2::SockRef::from(&descriptor).send(REFUSAL);
-                    }
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                park::sleep(listener.as_fd(), None).await;
-            }
-            // Shut down, because the server leaves.
-            Err(_) if core.borrow().port.lifecycle.stage() == Stage::Closing => return,
-            // Out of descriptors, most likely, or a connection that went before it was accepted.
+        match accept_waiting(&core, &listener) {
+            Ok(Waiting::None) => park::sleep(listener.as_fd(), None).await,
+            // The connections that are there get their turn.
+            Ok(Waiting::More) => glommio::timer::sleep(Duration::from_nanos(1)).await,
+            // Out of files, most likely. Trying again at once would only burn the core.
             Err(error) => {
                 tracing::warn!(%error, "accept failed");
-                glommio::timer::sleep(std::time::Duration::from_millis(250)).await;
+                glommio::timer::sleep(ACCEPT_AGAIN).await;
             }
         }
     }
+}
+
+/// Takes what still waits and closes the listeners: whoever has connected is served.
+async fn stop_accepting(core: &Shared, accepting: &mut Vec<(Option<Task<()>>, Rc<OwnedFd>)>) {
+    core.borrow_mut().port.socket_file = None;
+    while let Some((task, listener)) = accepting.last_mut() {
+        if let Some(task) = task.take() {
+            task.cancel().await;
+        }
+        loop {
+            match accept_waiting(core, listener) {
+                Ok(Waiting::More) => {}
+                Ok(Waiting::None) => break,
+                // Out of files: those that leave make room.
+                Err(_) => return,
+            }
+        }
+        sockets::close(listener);
+        accepting.pop();
+    }
+    core.borrow_mut().port.gate = None;
+}
+
+/// What a listener has left after some were accepted.
+#[derive(PartialEq)]
+enum Waiting {
+    None,
+    More,
+}
+
+/// Accepts connections that wait, some at a time.
+fn accept_waiting(core: &Shared, listener: &OwnedFd) -> io::Result<Waiting> {
+    for _ in 0..ACCEPTS_AT_ONCE {
+        let Some(socket) = sockets::accept(listener)? else { return Ok(Waiting::None) };
+        let placed = {
+            let core = core.borrow();
+            core.port.placement.place(core.port.core, socket)
+        };
+        match placed {
+            Placed::Here(descriptor) => open(core, descriptor),
+            Placed::There => {}
+            Placed::Refused(descriptor) => {
+                core.borrow().engine.counters().connections_refused.add(1);
+                sockets::refuse(&descriptor);
+            }
+        }
+    }
+    Ok(Waiting::More)
 }
 
 fn open(core: &Shared, descriptor: OwnedFd) {
@@ -138,7 +191,9 @@ fn open(core: &Shared, descriptor: OwnedFd) {
         handle,
         heard_at_ms,
         writing_since_ms: None,
+        untaken_bytes: 0,
         said_goodbye_at_ms: None,
+        discarded_bytes: 0,
         waker: None,
     });
     let conn = ConnId(slot as u32);
@@ -166,7 +221,15 @@ async fn serve(core: &Shared, conn: ConnId, mut stream: TcpStream) -> io::Result
     loop {
         // The store may answer what was asked before while nothing new comes.
         match heard(core, conn, &mut stream, &mut input, finished).await? {
-            Heard::Bytes(len) => core.borrow_mut().hear(conn, &input[..len]),
+            Heard::Bytes(len) => {
+                let mut core = core.borrow_mut();
+                core.hear(conn, &input[..len]);
+                if core.sockets[conn.index()].discarded_bytes > GOODBYE_BYTES_MAX {
+                    return Ok(());
+                }
+            }
+            // The client has heard our goodbye, or it has had the time for it.
+            Heard::End if core.borrow().sockets[conn.index()].said_goodbye_at_ms.is_some() => return Ok(()),
             Heard::End => finished = true,
             Heard::Answer => {}
         }
@@ -178,9 +241,12 @@ async fn serve(core: &Shared, conn: ConnId, mut stream: TcpStream) -> io::Result
                     break;
                 }
                 match flow {
-                    Flow::Open if finished => return Ok(()),
+                    Flow::Open | Flow::Closing if finished => return Ok(()),
                     Flow::Open => break,
-                    Flow::Closing => return Ok(()),
+                    Flow::Closing => {
+                        core.borrow_mut().say_goodbye(conn);
+                        break;
+                    }
                     Flow::Paused => {
                         core.borrow_mut().engine.resume(conn);
                         continue;
@@ -218,7 +284,9 @@ async fn heard(
             return Poll::Ready(Ok(Heard::Answer));
         }
         core.sockets[conn.index()].waker = Some(context.waker().clone());
-        let may_read = !finished && core.engine.flow(conn) == Flow::Open;
+        // One that is told goodbye is read from to see when its client has heard it.
+        let parts = core.sockets[conn.index()].said_goodbye_at_ms.is_some();
+        let may_read = !finished && (parts || core.engine.flow(conn) == Flow::Open);
         drop(core);
         if !may_read {
             return Poll::Pending;
@@ -237,8 +305,18 @@ impl Core {
     fn hear(&mut self, conn: ConnId, bytes: &[u8]) {
         let now = self.port.clock.now();
         self.engine.tick(now);
-        self.sockets[conn.index()].heard_at_ms = now.mono_ms;
-        self.engine.bytes_in(conn, bytes);
+        let socket = &mut self.sockets[conn.index()];
+        socket.heard_at_ms = now.mono_ms;
+        if socket.said_goodbye_at_ms.is_some() || self.port.lifecycle.is_deaf(now.mono_ms) {
+            socket.discarded_bytes += bytes.len();
+        } else {
+            self.engine.bytes_in(conn, bytes);
+        }
+    }
+
+    fn say_goodbye(&mut self, conn: ConnId) {
+        let now_ms = self.port.clock.now().mono_ms;
+        self.sockets[conn.index()].say_goodbye(now_ms);
     }
 
     /// Lets the engine do what time brings, and wakes the connections for which that changed something.
@@ -284,37 +362,50 @@ impl Core {
         self.engine.flow(conn)
     }
 
-    /// Looks over all connections; returns whether the core has nothing more to do.
-    fn survey(&mut self, closing: bool) -> bool {
+    /// While leaving: whether the last connection is gone or the time is up.
+    fn is_over(&self) -> bool {
+        self.port.clock.now().mono_ms >= self.port.lifecycle.closing_until_ms()
+            || (self.port.placement.is_over(self.port.core) && self.sockets.is_empty())
+    }
+
+    /// Looks over all connections for those that have been silent or stuck for too long, and for those that can go
+    /// while the server leaves.
+    fn survey(&mut self, closing: bool) {
         self.port.clock.resync();
         let now_ms = self.port.clock.now().mono_ms;
         let settings = self.port.settings;
+        let is_deaf = self.port.lifecycle.is_deaf(now_ms);
         for (slot, socket) in &mut self.sockets {
             let silent_ms = now_ms.saturating_sub(socket.heard_at_ms);
+            if socket.writing_since_ms.is_some_and(|since_ms| now_ms.saturating_sub(since_ms) >= STUCK_MS)
+                && let Some(bytes) = sockets::untaken_bytes(&socket.handle)
+            {
+                if bytes < socket.untaken_bytes {
+                    socket.writing_since_ms = Some(now_ms);
+                }
+                socket.untaken_bytes = bytes;
+            }
             let stuck_ms = socket.writing_since_ms.map_or(0, |since_ms| now_ms.saturating_sub(since_ms));
             let busy = socket.writing_since_ms.is_some() || self.engine.owes(ConnId(slot as u32));
             let socket_ref = socket2::SockRef::from(&socket.handle);
-            if settings.stall_timeout_ms > 0 && stuck_ms >= settings.stall_timeout_ms {
+            if let Some(at_ms) = socket.said_goodbye_at_ms {
+                // A client that keeps its connection all the same has had time to read.
+                if now_ms.saturating_sub(at_ms) >= GOODBYE_MS {
+                    let _ = socket_ref.shutdown(std::net::Shutdown::Both);
+                }
+            } else if settings.stall_timeout_ms > 0 && stuck_ms >= settings.stall_timeout_ms {
                 self.engine.counters().connections_stalled.add(1);
                 let _ = socket_ref.shutdown(std::net::Shutdown::Both);
             } else if settings.idle_timeout_ms > 0 && !busy && silent_ms >= settings.idle_timeout_ms {
                 self.engine.counters().connections_idle.add(1);
                 let _ = socket_ref.shutdown(std::net::Shutdown::Both);
-            } else if closing && !busy && silent_ms >= QUIET_MS {
-                match socket.said_goodbye_at_ms {
-                    // Our half only: closing outright would throw away replies that the client has not read yet.
-                    None => {
-                        socket.said_goodbye_at_ms = Some(now_ms);
-                        let _ = socket_ref.shutdown(std::net::Shutdown::Write);
-                    }
-                    // A client that keeps its connection all the same has had time to read.
-                    Some(at_ms) if now_ms.saturating_sub(at_ms) >= GOODBYE_MS => {
-                        let _ = socket_ref.shutdown(std::net::Shutdown::Both);
-                    }
-                    Some(_) => {}
-                }
+            } else if closing
+                && !busy
+                // Not silent is whoever has not been heard because there was so much else to do.
+                && (is_deaf || (silent_ms >= QUIET_MS && !sockets::has_unread(&socket.handle)))
+            {
+                socket.say_goodbye(now_ms);
             }
         }
-        closing && (self.sockets.is_empty() || now_ms >= self.port.lifecycle.closing_until_ms())
     }
 }

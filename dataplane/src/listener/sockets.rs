@@ -4,7 +4,7 @@ use std::{
     io,
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     os::{
-        fd::OwnedFd,
+        fd::{AsRawFd, OwnedFd},
         unix::{
             fs::{MetadataExt, PermissionsExt},
             net::UnixListener,
@@ -14,8 +14,10 @@ use std::{
     time::Duration,
 };
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use thiserror::Error;
+
+use super::REFUSAL;
 
 /// Connections that may wait to be accepted, per listener.
 const BACKLOG: i32 = 4096;
@@ -39,6 +41,14 @@ pub enum BindError {
     /// Another process listens on the Unix socket.
     #[error("another process listens on {}; stop it or choose another path", .0.display())]
     PathTaken(PathBuf),
+    /// The system does not say whether another process listens on the Unix socket.
+    #[error("{} exists, and may belong to another process: {error}; stop that, or choose another path", path.display())]
+    PathUnknown {
+        /// Where.
+        path: PathBuf,
+        /// Why connecting failed.
+        error: io::Error,
+    },
     /// The path exists and is no socket.
     #[error("{} exists and is not a socket; remove it or choose another path", .0.display())]
     NotASocket(PathBuf),
@@ -93,9 +103,7 @@ pub fn ops(address: SocketAddr) -> Result<TcpListener, BindError> {
     }
 }
 
-/// Listeners that stop listening when this is dropped, whoever else still holds them: an accept that io_uring has in
-/// hand keeps its socket open for a while after everything else is closed, and with it the port.
-#[derive(Default)]
+/// Listeners that stop listening when this is dropped, whoever else still holds them; see [`close`].
 pub struct Doors(Vec<TcpListener>);
 
 impl Doors {
@@ -160,19 +168,38 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 /// # Errors
 ///
 /// Where another process listens, the path is something else, or the system says no.
-pub fn unix(path: &Path, mode: u32) -> Result<UnixListener, BindError> {
-    use std::os::unix::{fs::FileTypeExt, net::UnixStream};
+pub fn unix(path: &Path, mode: u32) -> Result<(UnixListener, SocketFile), BindError> {
+    use std::os::unix::fs::FileTypeExt;
     let failed = |error| BindError::System { address: path.display().to_string(), error };
     match std::fs::symlink_metadata(path) {
         Ok(metadata) if !metadata.file_type().is_socket() => return Err(BindError::NotASocket(path.into())),
-        Ok(_) if UnixStream::connect(path).is_ok() => return Err(BindError::PathTaken(path.into())),
-        Ok(_) => std::fs::remove_file(path).map_err(failed)?,
+        Ok(_) => match ask_unix(path) {
+            Ok(()) => return Err(BindError::PathTaken(path.into())),
+            // Nobody listens: a process that is gone has left it.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path).map_err(failed)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(BindError::PathUnknown { path: path.into(), error }),
+        },
         Err(_) => {}
     }
     let listener = UnixListener::bind(path).map_err(failed)?;
+    let file = SocketFile::of(path);
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
-    Ok(listener)
+    Ok((listener, file))
+}
+
+/// Whether somebody listens on a Unix socket.
+fn ask_unix(path: &Path) -> io::Result<()> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // Else it would wait for as long as the other process's queue is full.
+    socket.set_nonblocking(true)?;
+    match socket.connect(&SockAddr::unix(path)?) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        outcome => outcome,
+    }
 }
 
 /// The file of a Unix socket. Removed when this is dropped, unless another process has put its own in its place.
@@ -199,6 +226,60 @@ impl Drop for SocketFile {
 /// Device and inode.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+/// Accepts a connection, if one waits.
+///
+/// # Errors
+///
+/// What the system says, most likely that there are too many files open; not that a connection went before it was
+/// accepted.
+pub fn accept(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    loop {
+        match socket2::SockRef::from(listener).accept() {
+            Ok((socket, _)) => return Ok(Some(socket.into())),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock => return Ok(None),
+                io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                _ => return Err(error),
+            },
+        }
+    }
+}
+
+/// Stops listening, whoever else still holds the listener: a poll that io_uring has in hand keeps its socket open for a
+/// while after everything else is closed, and with it the port.
+pub fn close(listener: &OwnedFd) {
+    let _ = socket2::SockRef::from(listener).shutdown(Shutdown::Both);
+}
+
+/// Tells a client that there are too many, if its socket takes the line at once; the caller closes it.
+pub fn refuse(socket: &OwnedFd) {
+    let socket = socket2::SockRef::from(socket);
+    let _ = socket.set_nonblocking(true);
+    let _ = socket.send(REFUSAL);
+    let _ = socket.shutdown(Shutdown::Write);
+}
+
+/// Bytes that were sent and that the peer has not taken. When they get fewer, the peer reads, though there may be no room
+/// for more for a long time: the kernel waits until a third of its buffer, which may be megabytes, is free.
+pub fn untaken_bytes(socket: &OwnedFd) -> Option<u32> {
+    // Another name of SIOCOUTQ.
+    bytes_of(socket, libc::TIOCOUTQ)
+}
+
+/// Whether bytes have come that nobody has read yet.
+pub fn has_unread(socket: &OwnedFd) -> bool {
+    bytes_of(socket, libc::FIONREAD).is_some_and(|bytes| bytes > 0)
+}
+
+/// What the kernel holds of a socket, in one direction.
+#[allow(unsafe_code)]
+fn bytes_of(socket: &OwnedFd, request: libc::Ioctl) -> Option<u32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: both requests write one integer, and nothing else.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut bytes) };
+    if result == 0 { u32::try_from(bytes).ok() } else { None }
 }
 
 /// Sends the replies of a socket at once. Unix sockets have no such option, and need none.
@@ -253,13 +334,12 @@ mod tests {
     #[test]
     fn the_file_of_another_processs_socket_is_left_alone() {
         let path = std::env::temp_dir().join(format!("sluice-socket-file-{}", std::process::id()));
-        let ours = unix(&path, 0o660).unwrap();
-        let file = SocketFile::of(&path);
+        let (ours, file) = unix(&path, 0o660).unwrap();
         std::fs::rename(&path, path.with_extension("old")).unwrap();
-        let theirs = unix(&path, 0o660).unwrap();
+        let (theirs, their_file) = unix(&path, 0o660).unwrap();
         drop(file);
         assert!(path.exists());
-        drop(SocketFile::of(&path));
+        drop(their_file);
         assert!(!path.exists());
         std::fs::remove_file(path.with_extension("old")).unwrap();
         drop((ours, theirs));
@@ -268,10 +348,18 @@ mod tests {
     #[test]
     fn a_dead_unix_socket_is_replaced_and_a_live_one_is_not() {
         let path = std::env::temp_dir().join(format!("sluice-sockets-{}", std::process::id()));
-        drop(unix(&path, 0o660).unwrap());
+        let (dead, file) = unix(&path, 0o660).unwrap();
+        drop(dead);
         let live = unix(&path, 0o660).unwrap();
         assert!(matches!(unix(&path, 0o660), Err(BindError::PathTaken(_))));
         drop(live);
+        drop(file);
+        assert!(!path.exists());
+        // One that cannot be asked for what it is: no stream can be connected to it.
+        let datagrams = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+        assert!(matches!(unix(&path, 0o660), Err(BindError::PathUnknown { .. })));
+        drop(datagrams);
+        assert!(path.exists());
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "").unwrap();
         assert!(matches!(unix(&path, 0o660), Err(BindError::NotASocket(_))));

@@ -36,7 +36,7 @@ use self::{
     uring::{Completion, GENERATION_MASK, Kind, SendBuffer, Tag, Uring},
 };
 use super::{
-    GOODBYE_MS, Port, QUIET_MS, REFUSAL, TransportSettings, park,
+    GOODBYE_BYTES_MAX, GOODBYE_MS, Port, QUIET_MS, STUCK_MS, TransportSettings, park,
     park::Pulse,
     placement::{Placed, Placement},
     sockets,
@@ -53,7 +53,11 @@ const YIELD_EVERY_US: u64 = 500;
 const PROBE_BUFFERS: u16 = 16;
 /// See [`PROBE_BUFFERS`].
 const PROBE_BUFFER_BYTES: u32 = 4096;
-/// How often connections are looked over for timeouts.
+/// Accepts that each listener has in hand. Every one completes once and is queued anew, so no more sockets than these
+/// are taken from the kernel before it is decided whether there is room for them; a multishot accept would take as many
+/// as are waiting, and with them every file that the process may open. `files` keeps that many spare.
+const ACCEPTS_AT_ONCE: u32 = 8;
+/// How often connections are looked over for timeouts, and accepts that failed are tried again.
 const SURVEY_EVERY_MS: u64 = 250;
 
 /// One connection's socket.
@@ -70,9 +74,24 @@ struct Socket {
     leaving: bool,
     /// When our side of the connection was closed after the last reply, if it was.
     said_goodbye_at_ms: Option<u64>,
+    /// What came since and was thrown away.
+    discarded_bytes: usize,
     heard_at_ms: u64,
     /// Since when replies wait without any of them being taken; only meaningful while a send is in flight.
     waiting_since_ms: u64,
+    /// What the client had not taken when it was last suspected of taking nothing.
+    untaken_bytes: u32,
+}
+
+impl Socket {
+    /// Closes our half of a connection that is owed nothing: closing outright would throw away replies that the client has
+    /// not read yet.
+    fn say_goodbye(&mut self, now_ms: u64) {
+        if self.said_goodbye_at_ms.is_none() {
+            self.said_goodbye_at_ms = Some(now_ms);
+            let _ = socket2::SockRef::from(&self.descriptor).shutdown(std::net::Shutdown::Write);
+        }
+    }
 }
 
 /// The driver of one core.
@@ -86,9 +105,13 @@ pub struct Driver {
     now: Now,
     generation: u32,
     accepting: bool,
-    /// Listeners whose accept failed; the next survey tries again.
-    accepts_to_retry: Vec<u32>,
+    /// Accepts that the kernel has in hand.
+    accepts: usize,
+    /// Accepts that failed; the next survey tries again.
+    accepts_to_retry: Vec<Tag>,
     surveyed_at_ms: u64,
+    /// The server leaves, and the time to read requests is over.
+    is_deaf: bool,
     happened: bool,
 }
 
@@ -124,8 +147,10 @@ impl Driver {
             completions: Vec::with_capacity(1024),
             generation: 0,
             accepting: false,
+            accepts: 0,
             accepts_to_retry: Vec::new(),
             surveyed_at_ms: 0,
+            is_deaf: false,
             happened: false,
         })
     }
@@ -136,10 +161,12 @@ impl Driver {
     ///
     /// When the ring itself fails, which no client can cause.
     pub async fn run(mut self, pulse: &Pulse) -> io::Result<()> {
-        for slot in 0..self.port.listeners.len() {
-            self.uring.accept(&self.port.listeners[slot], slot as u32)?;
-        }
         self.accepting = true;
+        for slot in 0..self.port.listeners.len() {
+            for generation in 0..ACCEPTS_AT_ONCE {
+                self.accept(Tag { kind: Kind::Accept, generation, slot: slot as u32 })?;
+            }
+        }
         let mut yielded_at_us = self.port.clock.micros();
         loop {
             self.round()?;
@@ -161,6 +188,8 @@ impl Driver {
         self.uring.enter()?;
         self.now = self.port.clock.now();
         self.engine.tick(self.now);
+        let closing = self.port.lifecycle.stage() == Stage::Closing;
+        self.is_deaf = self.port.lifecycle.is_deaf(self.now.mono_ms);
         self.happened = false;
         while let Some(descriptor) = self.port.placement.adopt(self.port.core) {
             self.open(descriptor)?;
@@ -173,10 +202,8 @@ impl Driver {
         }
         self.completions = completions;
         self.flush()?;
-        if self.now.mono_ms.saturating_sub(self.surveyed_at_ms) >= SURVEY_EVERY_MS
-            || self.port.lifecycle.stage() == Stage::Closing
-        {
-            self.survey()?;
+        if closing || self.now.mono_ms.saturating_sub(self.surveyed_at_ms) >= SURVEY_EVERY_MS {
+            self.survey(closing)?;
         }
         Ok(())
     }
@@ -216,27 +243,41 @@ impl Driver {
         }
     }
 
+    /// Queues one accept. Its slot is that of the listener, its generation tells it from the others there.
+    fn accept(&mut self, tag: Tag) -> io::Result<()> {
+        self.accepts += 1;
+        self.uring.accept(&self.port.listeners[tag.slot as usize], tag)
+    }
+
     fn accepted(&mut self, completion: Completion) -> io::Result<()> {
-        let slot = completion.tag.slot;
+        self.accepts -= 1;
         if completion.result >= 0 {
-            match self.port.placement.place(self.port.core, uring_descriptor(completion.result)) {
-                Placed::Here(descriptor) => self.open(descriptor)?,
-                Placed::There => {}
-                Placed::Refused(descriptor) => {
-                    self.engine.counters().connections_refused.add(1);
-                    refuse(&descriptor);
-                }
-            }
+            self.place(uring_descriptor(completion.result))?;
         }
-        if !completion.more && self.accepting {
-            if completion.result >= 0 {
-                self.uring.accept(&self.port.listeners[slot as usize], slot)?;
-            } else {
-                // Out of descriptors, most likely. Trying again at once would only burn the core.
-                self.accepts_to_retry.push(slot);
-            }
+        if !self.accepting {
+            return Ok(());
         }
+        if completion.result >= 0 {
+            return self.accept(completion.tag);
+        }
+        // Out of files, most likely. Trying again at once would only burn the core.
+        if self.accepts_to_retry.is_empty() {
+            tracing::warn!(error = %io::Error::from_raw_os_error(-completion.result), "accept failed");
+        }
+        self.accepts_to_retry.push(completion.tag);
         Ok(())
+    }
+
+    fn place(&mut self, descriptor: OwnedFd) -> io::Result<()> {
+        match self.port.placement.place(self.port.core, descriptor) {
+            Placed::Here(descriptor) => self.open(descriptor),
+            Placed::There => Ok(()),
+            Placed::Refused(descriptor) => {
+                self.engine.counters().connections_refused.add(1);
+                sockets::refuse(&descriptor);
+                Ok(())
+            }
+        }
     }
 
     fn open(&mut self, descriptor: OwnedFd) -> io::Result<()> {
@@ -252,8 +293,10 @@ impl Driver {
             finished: false,
             leaving: false,
             said_goodbye_at_ms: None,
+            discarded_bytes: 0,
             heard_at_ms: self.now.mono_ms,
             waiting_since_ms: self.now.mono_ms,
+            untaken_bytes: 0,
         });
         self.engine.opened(ConnId(slot as u32));
         let tag = Tag { kind: Kind::Receive, generation: self.generation, slot: slot as u32 };
@@ -274,13 +317,21 @@ impl Driver {
                 && let Some(bytes) = self.uring.buffers.bytes(id, len)
             {
                 socket.heard_at_ms = self.now.mono_ms;
-                self.engine.bytes_in(conn, bytes);
+                if self.is_deaf || socket.said_goodbye_at_ms.is_some() {
+                    socket.discarded_bytes += len;
+                } else {
+                    self.engine.bytes_in(conn, bytes);
+                }
             }
             self.uring.buffers.give(id);
         }
         let Some(socket) = self.socket(completion.tag) else {
             return Ok(());
         };
+        if socket.discarded_bytes > GOODBYE_BYTES_MAX && !socket.leaving {
+            socket.receiving = completion.more;
+            return self.leave(conn);
+        }
         if completion.more {
             return Ok(());
         }
@@ -356,9 +407,14 @@ impl Driver {
             }
         }
         let idle = !socket.send.is_in_flight() && !self.engine.owes(conn);
-        match self.engine.flow(conn) {
-            Flow::Closing if idle => return self.leave(conn),
-            Flow::Closing => {}
+        let flow = self.engine.flow(conn);
+        if flow == Flow::Closing && idle {
+            socket.say_goodbye(self.now.mono_ms);
+        }
+        // One that is told goodbye is read from to see when its client has heard it.
+        let may_read = flow == Flow::Open || socket.said_goodbye_at_ms.is_some();
+        match flow {
+            Flow::Open | Flow::Closing if socket.finished && idle => return self.leave(conn),
             Flow::Paused if idle => {
                 self.engine.resume(conn);
                 self.engine.settle();
@@ -370,13 +426,12 @@ impl Driver {
                 self.uring.cancel(tag)?;
             }
             Flow::Paused => {}
-            Flow::Open if socket.finished && idle => return self.leave(conn),
-            Flow::Open if !socket.receiving && !socket.finished => {
+            Flow::Open | Flow::Closing if may_read && !socket.receiving && !socket.finished => {
                 socket.receiving = true;
                 let tag = Tag { kind: Kind::Receive, generation: socket.generation, slot: conn.0 };
                 self.uring.receive(&socket.descriptor, tag)?;
             }
-            Flow::Open => {}
+            Flow::Open | Flow::Closing => {}
         }
         Ok(())
     }
@@ -405,15 +460,12 @@ impl Driver {
 
     /// Looks over all connections for those that have been silent or stuck for too long, and for those that can go
     /// while the server leaves.
-    fn survey(&mut self) -> io::Result<()> {
+    fn survey(&mut self, closing: bool) -> io::Result<()> {
         let now_ms = self.now.mono_ms;
         self.surveyed_at_ms = now_ms;
         self.port.clock.resync();
-        let closing = self.port.lifecycle.stage() == Stage::Closing;
-        while let Some(slot) = self.accepts_to_retry.pop() {
-            if let Some(listener) = self.port.listeners.get(slot as usize) {
-                self.uring.accept(listener, slot)?;
-            }
+        while let Some(tag) = self.accepts_to_retry.pop() {
+            self.accept(tag)?;
         }
         let settings = self.port.settings;
         let mut at = 0;
@@ -424,24 +476,31 @@ impl Driver {
             let socket = &mut self.sockets[slot];
             let busy = socket.send.is_in_flight() || owes;
             let silent_ms = now_ms.saturating_sub(socket.heard_at_ms);
+            let waits = socket.send.is_in_flight() && now_ms.saturating_sub(socket.waiting_since_ms) >= STUCK_MS;
+            if waits && let Some(bytes) = sockets::untaken_bytes(&socket.descriptor) {
+                if bytes < socket.untaken_bytes {
+                    socket.waiting_since_ms = now_ms;
+                }
+                socket.untaken_bytes = bytes;
+            }
             let stuck_ms = if busy { now_ms.saturating_sub(socket.waiting_since_ms) } else { 0 };
-            if settings.stall_timeout_ms > 0 && stuck_ms >= settings.stall_timeout_ms {
+            if let Some(at_ms) = socket.said_goodbye_at_ms {
+                // A client that keeps its connection all the same has had time to read.
+                if now_ms.saturating_sub(at_ms) >= GOODBYE_MS {
+                    self.leave(conn)?;
+                }
+            } else if settings.stall_timeout_ms > 0 && stuck_ms >= settings.stall_timeout_ms {
                 self.engine.counters().connections_stalled.add(u64::from(!socket.leaving));
                 self.leave(conn)?;
             } else if settings.idle_timeout_ms > 0 && !busy && silent_ms >= settings.idle_timeout_ms {
                 self.engine.counters().connections_idle.add(u64::from(!socket.leaving));
                 self.leave(conn)?;
-            } else if closing && !busy && silent_ms >= QUIET_MS {
-                match socket.said_goodbye_at_ms {
-                    // Our half only: closing outright would throw away replies that the client has not read yet.
-                    None => {
-                        socket.said_goodbye_at_ms = Some(now_ms);
-                        let _ = socket2::SockRef::from(&socket.descriptor).shutdown(std::net::Shutdown::Write);
-                    }
-                    // A client that keeps its connection all the same has had time to read.
-                    Some(at_ms) if now_ms.saturating_sub(at_ms) >= GOODBYE_MS => self.leave(conn)?,
-                    Some(_) => {}
-                }
+            } else if closing
+                && !busy
+                // Not silent is whoever has not been heard because there was so much else to do.
+                && (self.is_deaf || (silent_ms >= QUIET_MS && !sockets::has_unread(&socket.descriptor)))
+            {
+                socket.say_goodbye(now_ms);
             }
         }
         Ok(())
@@ -452,14 +511,46 @@ impl Driver {
         if self.port.lifecycle.stage() != Stage::Closing {
             return Ok(false);
         }
-        if std::mem::take(&mut self.accepting) {
-            for slot in 0..self.port.listeners.len() {
-                self.uring.cancel(Tag { kind: Kind::Accept, generation: 0, slot: slot as u32 })?;
-            }
-            self.uring.enter()?;
-            self.port.listeners.clear();
+        if self.now.mono_ms >= self.port.lifecycle.closing_until_ms() {
+            return Ok(true);
         }
-        Ok(self.sockets.is_empty() || self.now.mono_ms >= self.port.lifecycle.closing_until_ms())
+        if self.port.gate.is_some() {
+            self.stop_accepting()?;
+        }
+        Ok(self.port.placement.is_over(self.port.core) && self.sockets.is_empty())
+    }
+
+    /// Takes back the accepts, and when the last has completed, takes what still waits and closes the listeners: whoever
+    /// has connected is served.
+    fn stop_accepting(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.accepting) {
+            self.port.socket_file = None;
+            self.accepts_to_retry.clear();
+            for slot in 0..self.port.listeners.len() {
+                for generation in 0..ACCEPTS_AT_ONCE {
+                    self.uring.cancel(Tag { kind: Kind::Accept, generation, slot: slot as u32 })?;
+                }
+            }
+        }
+        if self.accepts > 0 {
+            return Ok(());
+        }
+        while let Some(listener) = self.port.listeners.pop() {
+            loop {
+                match sockets::accept(&listener) {
+                    Ok(Some(descriptor)) => self.place(descriptor)?,
+                    Ok(None) => break,
+                    // Out of files: those that leave make room.
+                    Err(_) => {
+                        self.port.listeners.push(listener);
+                        return Ok(());
+                    }
+                }
+            }
+            sockets::close(&listener);
+        }
+        self.port.gate = None;
+        Ok(())
     }
 }
 
@@ -469,12 +560,4 @@ fn uring_descriptor(result: i32) -> OwnedFd {
     use std::os::fd::FromRawFd;
     // SAFETY: a completed accept hands over a new open descriptor, once.
     unsafe { OwnedFd::from_raw_fd(result) }
-}
-
-/// Tells a client that there are too many, if its socket takes the line at once, and closes.
-fn refuse(descriptor: &OwnedFd) {
-    let socket = socket2::SockRef::from(descriptor);
-    let _ = socket.set_nonblocking(true);
-    let _ = socket.send(REFUSAL);
-    let _ = socket.shutdown(std::net::Shutdown::Write);
 }

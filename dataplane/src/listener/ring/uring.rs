@@ -134,7 +134,7 @@ impl Uring {
         let mut probe = io_uring::Probe::new();
         ring.submitter().register_probe(&mut probe)?;
         for code in [
-            opcode::AcceptMulti::CODE,
+            opcode::Accept::CODE,
             opcode::RecvMulti::CODE,
             opcode::Send::CODE,
             opcode::Connect::CODE,
@@ -155,10 +155,12 @@ impl Uring {
         self.ring.completion()
     }
 
-    /// Accepts connections until cancelled.
-    pub(super) fn accept(&mut self, listener: &OwnedFd, slot: u32) -> io::Result<()> {
-        let accept = opcode::AcceptMulti::new(Fd(listener.as_raw_fd())).flags(libc::SOCK_CLOEXEC).build();
-        self.push(accept, Tag { kind: Kind::Accept, generation: 0, slot })
+    /// Accepts one connection, when one comes.
+    pub(super) fn accept(&mut self, listener: &OwnedFd, tag: Tag) -> io::Result<()> {
+        // Nobody asks for the peer's address.
+        let (address, len) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let accept = opcode::Accept::new(Fd(listener.as_raw_fd()), address, len);
+        self.push(accept.flags(libc::SOCK_CLOEXEC).build(), tag)
     }
 
     /// Receives into provided buffers until the peer closes, buffers run out, or it is cancelled.
