@@ -4,6 +4,7 @@
 //! with every problem logged, and then the old one goes on.
 
 use std::{
+    collections::HashMap,
     io,
     net::TcpListener,
     path::{Path, PathBuf},
@@ -72,6 +73,9 @@ pub struct Control {
     local: LocalTerms,
     slots: RuleSlots,
     in_force: PolicyInForce,
+    /// Policies that were in force, until the last core has let go of them: freeing a large one takes milliseconds, and no
+    /// check may wait for that.
+    retired: Vec<Arc<LoadedPolicy>>,
     version: u64,
 }
 
@@ -86,7 +90,8 @@ impl Control {
         let policy = read(source.as_deref(), 1)?;
         let (loaded, _) = LoadedPolicy::load(policy, seed, local, &mut slots)?;
         warn_of_stars(&loaded.policy);
-        Ok(Self { source, seed, local, slots, in_force: Arc::new(ArcSwap::from_pointee(loaded)), version: 1 })
+        let in_force = Arc::new(ArcSwap::from_pointee(loaded));
+        Ok(Self { source, seed, local, slots, in_force, retired: Vec::new(), version: 1 })
     }
 
     /// Where the cores find the policy in force.
@@ -121,7 +126,7 @@ impl Control {
                 let (rules, overrides) = (loaded.policy.rules.len(), loaded.policy.overrides.len());
                 process.reloads.rebase(&process.counters, &reused);
                 process.reloads.publish_names(&self.slots);
-                self.in_force.store(Arc::new(loaded));
+                self.retired.push(self.in_force.swap(Arc::new(loaded)));
                 process.reloads.applied.fetch_add(1, Ordering::Relaxed);
                 warn_of_stars(&self.in_force.load().policy);
                 tracing::info!(version = self.version, rules, overrides, "policy in force");
@@ -218,8 +223,8 @@ impl Reloads {
 
     /// Shows the names that have slots now.
     pub fn publish_names(&self, slots: &RuleSlots) {
-        let known = self.names.load();
-        let base = |slot| known.iter().find(|rule| rule.slot == slot).map(|rule| rule.base).unwrap_or_default();
+        let known: HashMap<u32, RuleCounts> = self.names.load().iter().map(|rule| (rule.slot, rule.base)).collect();
+        let base = |slot| known.get(&slot).copied().unwrap_or_default();
         let mut names: Vec<RuleCounters> =
             slots.names().map(|(name, slot)| RuleCounters { name: name.into(), slot, base: base(slot) }).collect();
         names.sort_by(|a, b| a.name.cmp(&b.name));
@@ -293,6 +298,7 @@ pub fn start(
                 if for_executor.look.swap(false, Ordering::AcqRel) || was_asked {
                     control.reload(&process, was_asked);
                 }
+                control.retired.retain(|policy| Arc::strong_count(policy) > 1);
                 pulse.until_nudged().await;
             }
         })
@@ -323,10 +329,9 @@ fn watch(path: &Path, orders: Arc<Orders>) -> Result<notify::RecommendedWatcher,
     Ok(watcher)
 }
 
-/// Whether an event may have put new content in place: a file closed after writing, or something renamed or linked; or
-/// taken ours away, which is worth saying. A
-/// write that goes on is no reason to look: half a policy may be a valid one. A rename of anything in the folder is one,
-/// since the file may be reached through a link that is replaced (as Kubernetes does it).
+/// Whether an event may have put new content in place: a file closed after writing, or something renamed; or ours taken
+/// away, which is worth saying. A write that goes on is no reason to look: half a policy may be a valid one. A rename of
+/// anything in the folder is one, since the file may be reached through a link that is replaced (as Kubernetes does it).
 fn is_finished(kind: &EventKind, is_ours: bool) -> bool {
     match kind {
         EventKind::Access(AccessKind::Close(AccessMode::Write)) | EventKind::Remove(_) => is_ours,

@@ -99,7 +99,16 @@ fn serve_with(mut settings: Settings) -> Outcome {
 
 fn start_log(settings: &Log) {
     // The level was checked with the other settings.
-    let filter = tracing_subscriber::EnvFilter::try_new(&settings.level).unwrap_or_default();
+    let mut filter = tracing_subscriber::EnvFilter::try_new(&settings.level).unwrap_or_default();
+    let is_chatty = filter.max_level_hint().is_none_or(|level| level > tracing::Level::INFO);
+    if is_chatty
+        && !settings.level.contains("notify=")
+        && let Ok(quiet) = "notify=info".parse()
+    {
+        // The file watch would tell of every event in the policy's folder. Where the log is written there too, each line
+        // is an event, and so there would be no end to it.
+        filter = filter.add_directive(quiet);
+    }
     // A log that cannot be written must not end the server: its own complaint about that would go to the same place, and
     // panic there.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).log_internal_errors(false);

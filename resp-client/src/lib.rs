@@ -11,7 +11,8 @@
 //! let config = Config::from_urls(&["redis://127.0.0.1:6379"]).unwrap();
 //! let mut client = Client::new(config, 7, Micros(0)).unwrap();
 //!
-//! // Whoever owns the sockets does what the client asks for,
+//! // Whoever owns the sockets tells it the time, does what it asks for,
+//! client.tick(Micros(0), &mut |_| ());
 //! let Some(Action::Connect { link, .. }) = client.poll_action() else { panic!("it wants to connect") };
 //! client.connected(link, Micros(50), &mut |_| ());
 //! // sends its output (here the handshake),

@@ -53,6 +53,7 @@ impl Rig {
         let mut config = Config::from_urls(&["redis://h:1"]).expect("URL");
         config.scripts.push(Script::by_hash("return {1, 2, 3, 4}"));
         let mut client = Client::new(config, 1, Micros(0)).expect("settings");
+        client.tick(Micros(0), &mut |_| ());
         let Some(Action::Connect { link, .. }) = client.poll_action() else { panic!("a connect") };
         client.connected(link, Micros(0), &mut |_| ());
         let sent = client.output(link).len();

@@ -45,7 +45,7 @@ use crate::{
 use policy_sync::rate::Rate;
 
 /// What the RESP face of a core is allowed and told; settings.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RespSettings {
     /// What a request may be at most.
     pub request: RequestLimits,

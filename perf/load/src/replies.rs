@@ -340,7 +340,7 @@ fn check(cursor: &mut Cursor<'_>, expectations: &Expectations, ledger: &mut Ledg
     cursor.at += ledger.rule(&cursor.bytes[cursor.at..], limit, expectations)?;
     demand(limit >= -1 && remaining >= -1 && remaining <= limit, "remaining from 0 to the limit, or both -1")?;
     demand((remaining == -1) == (limit == -1), "remaining -1 only without a limit")?;
-    demand(reset_after >= 0, "reset-after of at least 0")?;
+    demand(reset_after >= -1, "reset-after of at least -1")?;
     match allowed {
         1 => demand(retry_after == 0, "retry-after 0 with an allow").map(|()| Kind::Allowed),
         0 => demand(retry_after > 0 || retry_after == -1, "retry-after above 0, or -1, with a deny")

@@ -95,7 +95,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client that knows where to begin; its first actions are connects. `seed` spreads what should not happen on all
+    /// A client that knows where to begin; its first tick makes it want connects, so the time that these may take does
+    /// not begin before somebody is there to make them. `seed` spreads what should not happen on all
     /// cores and hosts at once: give each client its own.
     pub fn new(config: Config, seed: u64, now: Micros) -> Result<Self, TlsError> {
         let tls = config.tls.as_ref().map(TlsClient::new).transpose()?;
@@ -117,7 +118,6 @@ impl Client {
             config,
         };
         client.begin();
-        client.chores(now, &mut |_| ());
         Ok(client)
     }
 

@@ -34,7 +34,9 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(config: Config) -> Self {
         let now = Micros(1_000_000);
-        Self { client: Client::new(config, 1, now).expect("settings"), now, done: Vec::new(), actions: VecDeque::new() }
+        let mut client = Client::new(config, 1, now).expect("settings");
+        client.tick(now, &mut |_| ());
+        Self { client, now, done: Vec::new(), actions: VecDeque::new() }
     }
 
     pub(crate) fn of(url: &str) -> Self {

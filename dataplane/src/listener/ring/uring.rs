@@ -2,7 +2,8 @@
 //! `buffers`.
 //!
 //! What may be in flight, and what keeps it sound: a send points into a buffer that its socket owns, and the driver keeps
-//! the socket until the send's completion has come (`SendBuffer`); a connect reads an address that its link keeps likewise; a receive writes into the leaked memory of `buffers`.
+//! the socket until the send's completion has come (`SendBuffer`); a connect reads an address that its link keeps
+//! likewise; a receive writes into the leaked memory of `buffers`.
 #![allow(unsafe_code)]
 
 use std::{
@@ -119,6 +120,8 @@ impl Drop for SendBuffer {
 pub(super) struct Uring {
     ring: IoUring,
     pub(super) buffers: Buffers,
+    /// Completions that were taken out to make room while operations were being queued; see `push`.
+    early: Vec<Completion>,
 }
 
 impl Uring {
@@ -146,7 +149,7 @@ impl Uring {
         }
         let buffers = Buffers::register(&ring.submitter(), buffers, buffer_bytes)?;
         ring.submitter().register_eventfd(doorbell.as_raw_fd())?;
-        let mut uring = Self { ring, buffers };
+        let mut uring = Self { ring, buffers, early: Vec::new() };
         uring.completion().disable_eventfd();
         Ok(uring)
     }
@@ -204,7 +207,11 @@ impl Uring {
         // SAFETY: descriptors are open while their operations are in flight, since the driver drops a socket only after
         // its last completion; send buffers, addresses and receive buffers outlive their operations (see the top of this file).
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
-            self.ring.submit()?;
+            // The queue is full. A kernel that takes nothing more while it has completions to show gets rid of those.
+            self.enter()?;
+            let mut early = std::mem::take(&mut self.early);
+            self.collect(&mut early);
+            self.early = early;
         }
         Ok(())
     }
@@ -227,11 +234,16 @@ impl Uring {
         let submission = self.ring.submission();
         let waiting = submission.taskrun() || !submission.is_empty() || submission.cq_overflow();
         drop(submission);
-        waiting || !self.completion().is_empty()
+        waiting || !self.early.is_empty() || !self.completion().is_empty()
     }
 
     /// Moves the completions that are there into `into`.
     pub(super) fn drain(&mut self, into: &mut Vec<Completion>) {
+        into.append(&mut self.early);
+        self.collect(into);
+    }
+
+    fn collect(&mut self, into: &mut Vec<Completion>) {
         for entry in self.completion() {
             let Some(tag) = Tag::unpack(entry.user_data()) else {
                 continue;
