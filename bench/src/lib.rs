@@ -79,8 +79,9 @@ impl Rig {
         let redis = wire::Redis::new(plan.client, &plan.shards, 0, SEED, (plan.asker.deadline_us, 1_000))
             .expect("no certificates are needed");
         rig.engine = rig.engine.with_store(plan.asker, &plan.shards, redis);
-        let Some(Action::Connect { link, .. }) = rig.engine.next_link_action() else { panic!("it wants to connect") };
         rig.tick();
+        rig.engine.flush_store();
+        let Some(Action::Connect { link, .. }) = rig.engine.next_link_action() else { panic!("it wants to connect") };
         rig.engine.link_connected(link);
         rig.take_calls(link);
         rig.engine.link_bytes_in(link, b"%1\r\n+proto\r\n:3\r\n");
