@@ -7,7 +7,7 @@
 use std::hint::black_box;
 
 use iai_callgrind::{library_benchmark, library_benchmark_group, main};
-use sluice_bench::{GRANTED, ONE_RULE, Rig, THREE_OF_ONE, THREE_RULES, many_rules, pipeline};
+use sluice_bench::{DENIED, GRANTED, ONE_RULE, Rig, SLOW_RULE, THREE_OF_ONE, THREE_RULES, many_rules, pipeline};
 
 const CHECKS: u64 = 1_000;
 
@@ -54,6 +54,26 @@ fn warm_remote(policy: &str, depth: u64, rules: usize) -> (Rig, Vec<u8>, Vec<u8>
     (rig, requests, replies)
 }
 
+/// The same where Redis has said that the buckets are empty.
+fn warm_rejected(policy: &str, depth: u64) -> (Rig, Vec<u8>) {
+    let mut rig = Rig::with_redis(policy);
+    let requests = pipeline(depth);
+    rig.remote_round(&requests, format!("*4\r\n{DENIED}").repeat(depth as usize).as_bytes());
+    (rig, requests)
+}
+
+#[library_benchmark]
+#[bench::one_rule_depth_16(args = (SLOW_RULE, 16), setup = warm_rejected)]
+#[bench::one_rule_depth_100(args = (SLOW_RULE, 100), setup = warm_rejected)]
+fn rejected((mut rig, requests): (Rig, Vec<u8>)) -> (Rig, Vec<u8>) {
+    let depth = (requests.len() / sluice_bench::request(0).len()) as u64;
+    for _ in 0..CHECKS / depth {
+        let answers = black_box(rig.remote_round(black_box(&requests), &[]));
+        assert!(answers.len() as u64 > 20 * depth, "all checks were answered");
+    }
+    (rig, requests)
+}
+
 #[library_benchmark]
 #[bench::one_rule_depth_16(args = (ONE_RULE, 16, 1), setup = warm_remote)]
 #[bench::one_rule_depth_100(args = (ONE_RULE, 100, 1), setup = warm_remote)]
@@ -67,5 +87,5 @@ fn redis_backed((mut rig, requests, replies): (Rig, Vec<u8>, Vec<u8>)) -> (Rig, 
     (rig, requests, replies)
 }
 
-library_benchmark_group!(name = hot_path; benchmarks = checks, redis_backed);
+library_benchmark_group!(name = hot_path; benchmarks = checks, redis_backed, rejected);
 main!(library_benchmark_groups = hot_path);

@@ -180,6 +180,18 @@ fn grant_all(calls: &[u8], replies: &mut Vec<u8>) {
 /// What the store says of one bucket that had a token to give.
 pub const GRANTED: &str = ":1\r\n:999\r\n:0\r\n:1\r\n";
 
+/// What it says of one bucket of [`SLOW_RULE`] that is empty.
+pub const DENIED: &str = ":0\r\n:0\r\n:6000\r\n:60000\r\n";
+
+/// One rule that applies to [`request`], and a token that takes its time.
+pub const SLOW_RULE: &str = r#"
+[[rule]]
+name = "login-per-key"
+match = { path = "/v1/login", method = "POST" }
+per = ["key"]
+limit = { capacity = 10, refill = 10, period = "1m" }
+"#;
+
 /// Three rules of one identity, which one call covers, that apply to [`request`].
 pub const THREE_OF_ONE: &str = r#"
 [[rule]]

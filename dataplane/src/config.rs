@@ -90,6 +90,8 @@ pub struct Redis {
     pub waiting_max: usize,
     /// Shards that the process can know, over its life.
     pub shards_max: usize,
+    /// Empty buckets that are remembered, so that checks of them need no call.
+    pub rejections: usize,
     /// Call the script as a function (FCALL).
     pub functions: bool,
     /// What the buckets in memory get of a limit, where the rule does not say it.
@@ -225,6 +227,7 @@ impl Default for Redis {
             connect_timeout_ms: 50,
             waiting_max: 8_192,
             shards_max: 64,
+            rejections: 65_536,
             functions: false,
             local_share: 0.5,
             local_idle_ms: 300_000,

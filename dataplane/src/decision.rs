@@ -88,6 +88,8 @@ impl Reason {
 pub enum By {
     /// The store.
     Redis,
+    /// What the store has said before: the bucket is still empty.
+    Rejection,
     /// A bucket in this gateway's memory, because the store did not.
     Local,
     /// Nobody: the rule is open on failure.
@@ -98,14 +100,15 @@ pub enum By {
 
 impl By {
     /// How many there are.
-    pub const COUNT: usize = 4;
+    pub const COUNT: usize = 5;
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; Self::COUNT] = [Self::Redis, Self::Local, Self::Open, Self::Closed];
+    pub const ALL: [Self; Self::COUNT] = [Self::Redis, Self::Rejection, Self::Local, Self::Open, Self::Closed];
 
     /// The word for metrics.
     pub fn word(self) -> &'static str {
         match self {
             Self::Redis => "redis",
+            Self::Rejection => "rejection",
             Self::Local => "local",
             Self::Open => "open",
             Self::Closed => "closed",

@@ -8,7 +8,8 @@
 //! 4. [`decision`]: from the rules that apply to one verdict.
 //! 5. [`buckets`]: the state of the limits.
 //! 6. [`store`]: the same state in Redis, shared by all gateways, and what happens when it does not answer.
-//! 7. [`policy`]: the policy in force, and how a new one replaces it.
+//! 7. [`hot`]: what spares the store the checks whose answer is known.
+//! 8. [`policy`]: the policy in force, and how a new one replaces it.
 
 pub mod buckets;
 pub mod cli;
@@ -19,6 +20,7 @@ pub mod control;
 pub mod decision;
 pub mod engine;
 pub mod files;
+pub mod hot;
 pub mod lifecycle;
 pub mod limits;
 pub mod listener;

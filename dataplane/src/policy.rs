@@ -13,7 +13,12 @@ use policy_sync::{
 };
 use thiserror::Error;
 
-use crate::{decision::UNLIMITED, resp::reply::RuleReply, store::wire::LimitWords};
+use crate::{
+    decision::UNLIMITED,
+    hot::{self, rejections},
+    resp::reply::RuleReply,
+    store::wire::LimitWords,
+};
 
 /// A policy ready to decide with.
 pub struct LoadedPolicy {
@@ -59,6 +64,8 @@ impl LocalTerms {
 pub struct RuleCard {
     /// The rule's own limit, where it is one that the rule enforces: all that a check without an override needs.
     pub enforced: Option<Rate>,
+    /// What the rejection cache needs of that limit.
+    pub hot: HotTerms,
     /// Whether it enforces, only records, or sleeps.
     pub mode: Mode,
     /// See [`CompiledRule::identity_group`].
@@ -73,6 +80,21 @@ pub struct RuleCard {
     pub slot: u32,
     /// Its part of a check's reply.
     pub reply: RuleReply,
+}
+
+/// What a check of cost 1 needs of a rule's own limit where its bucket may be known to be empty.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HotTerms {
+    /// See [`hot::limit_key`].
+    pub limit_key: u64,
+    /// How long all tokens but one take to come.
+    pub rest_us: u64,
+}
+
+impl HotTerms {
+    fn new(rate: &Rate) -> Self {
+        Self { limit_key: hot::limit_key(rate), rest_us: rejections::fill_us(rate, rate.capacity.saturating_sub(1)) }
+    }
 }
 
 /// Where the cores find the policy in force.
@@ -212,6 +234,7 @@ impl RuleCard {
         };
         Self {
             enforced,
+            hot: enforced.as_ref().map(HotTerms::new).unwrap_or_default(),
             mode: rule.mode,
             identity_group: rule.identity_group,
             limit_words: match &rule.allowance {

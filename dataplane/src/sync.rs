@@ -4,12 +4,20 @@
 //! that `cmpxchg16b` gives it, so loom still explores every interleaving of operations.
 
 #[cfg(not(loom))]
-pub(crate) use core::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 pub(crate) use portable_atomic::AtomicU128;
+
+/// Lets whoever is waited for get on.
+pub(crate) fn spin() {
+    #[cfg(not(loom))]
+    core::hint::spin_loop();
+    #[cfg(loom)]
+    loom::thread::yield_now();
+}
 
 #[cfg(loom)]
 pub(crate) struct AtomicU128(loom::sync::Mutex<u128>);

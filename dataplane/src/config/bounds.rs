@@ -83,6 +83,7 @@ impl Violations {
         self.within("redis.connect_timeout_ms", redis.connect_timeout_ms, 1..=60_000);
         self.within("redis.waiting_max", redis.waiting_max, 64..=1 << 20);
         self.within("redis.shards_max", redis.shards_max, 1..=1024);
+        self.within("redis.rejections", redis.rejections, 1..=100_000_000);
         let share = redis.local_share;
         self.must((0.001..=1.0).contains(&share), "redis.local_share", "from 0.001 to 1", &share);
         self.within("redis.local_idle_ms", redis.local_idle_ms, 1_000..=DURATION_MS_MAX);

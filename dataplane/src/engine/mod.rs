@@ -469,7 +469,8 @@ impl Engine {
             let (snapshot, applied) = (&self.policy.snapshot, &self.applied[before..]);
             if head.is_some() {
                 let recipe = || snapshot.recipe(&attributes, last_is_known, applied);
-                self.recall.learn(&bytes[..last_at], cost, (None, head), self.generation, recipe);
+                let one = if let [only] = applied { Some(only.rule) } else { None };
+                self.recall.learn(&bytes[..last_at], cost, (one, head), self.generation, recipe);
             }
             self.ask(conn, cost, before, &attributes);
             return Ok(Some(()));

@@ -14,7 +14,7 @@ use resp_client::{Action, LinkId};
 
 use super::{ConnId, Engine, RuleReply, mark, pause_behind, recall::IdentityHead};
 use crate::{
-    decision::{Answer, Verdict},
+    decision::{Answer, By, Reason, Verdict},
     engine::session::Session,
     metrics::counters::CoreCounters,
     policy::LoadedPolicy,
@@ -109,7 +109,7 @@ impl Engine {
     pub(super) fn ask(&mut self, conn: ConnId, cost: u32, first: usize, attributes: &Attributes<'_>) {
         let Some(remote) = &mut self.remote else { return };
         let question = Question { conn, cost, now_us: self.now.mono_us };
-        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now.mono_ms);
+        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now);
         let asked = remote.store.ask(&mut around, &remote.redis, question, &self.applied[first..], attributes);
         self.applied.truncate(first);
         self.answered(conn, Asker::Check, asked);
@@ -152,11 +152,28 @@ impl Engine {
         if len > self.settings.request.request_bytes_max {
             return None;
         }
-        let first = self.applied.len();
-        self.policy.snapshot.follow(&entry.recipe, value, &mut self.applied);
         let remote = self.remote.as_mut()?;
         let question = Question { conn, cost: entry.cost, now_us: self.now.mono_us };
-        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now.mono_ms);
+        if let Some(rule) = entry.one
+            && let card = &self.policy.cards[rule as usize]
+            && let key = self.policy.snapshot.follow_one(&entry.recipe, value)
+            && let Some(said) = remote.store.rejection(card, key, &question)
+        {
+            self.counters.checks.add(1);
+            self.counters.denied.add(1);
+            self.counters.rule(card.slot, Reason::Denied).add(1);
+            self.counters.decided_by(card.slot, By::Rejection).add(1);
+            let session = &mut self.sessions[conn.index()];
+            session.tell(&mut self.scratch, |out| {
+                card.reply.deny(said.remaining, said.retry_after_ms, said.reset_after_ms, out);
+            });
+            mark(&mut self.dirty, session, conn);
+            pause_behind(session, self.settings.output_backlog_bytes, &self.counters);
+            return Some(len);
+        }
+        let first = self.applied.len();
+        self.policy.snapshot.follow(&entry.recipe, value, &mut self.applied);
+        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now);
         let applied = &self.applied[first..];
         let write = |identity: &mut Vec<u8>| head.write(value, identity);
         let asked = remote.store.ask_known(&mut around, &remote.redis, question, applied, write);
@@ -169,7 +186,7 @@ impl Engine {
     pub(super) fn ask_throttle(&mut self, conn: ConnId, dialect: Dialect, call: &Throttle<'_>, hash: u64) {
         let Some(remote) = &mut self.remote else { return };
         let question = Question { conn, cost: call.cost, now_us: self.now.mono_us };
-        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now.mono_ms);
+        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now);
         let bucket = ThrottleBucket { family: dialect.family(), key: call.key, hash, rate: call.rate };
         let asked = remote.store.throttle(&mut around, &remote.redis, question, &bucket);
         self.answered(conn, Asker::Throttle(dialect), asked);
@@ -252,7 +269,7 @@ impl Engine {
 
     fn with_remote(&mut self, act: impl FnOnce(&mut Redis, &mut Store, &mut Surroundings<'_>)) {
         let Some(Remote { redis, store }) = &mut self.remote else { return };
-        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now.mono_ms);
+        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now);
         act(redis, store, &mut around);
     }
 

@@ -58,6 +58,21 @@ impl RuleReply {
         self.end(writer);
     }
 
+    /// A deny by the rule's own limit.
+    #[inline(always)]
+    pub fn deny(&self, remaining: u32, retry_after_ms: u64, reset_after_ms: u64, out: &mut Vec<u8>) {
+        let mut writer = Writer::new(out);
+        let mut head = self.head;
+        head[ANSWER_AT] = b'0';
+        writer.put(&head, self.head_len);
+        writer.digits(u64::from(remaining));
+        writer.put(b"\r\n:", 3);
+        writer.digits(retry_after_ms);
+        writer.put(b"\r\n:", 3);
+        writer.digits(reset_after_ms);
+        self.end(writer);
+    }
+
     #[inline(always)]
     fn end(&self, mut writer: Writer<'_>) {
         if self.tail_len <= TAIL_BYTES {
@@ -76,18 +91,18 @@ impl RuleReply {
 impl Writer<'_> {
     #[inline(always)]
     fn digits(&mut self, value: u64) {
-        self.bounded::<DIGITS_MAX>(|writer| {
-            if value < 1000 {
-                writer.entry(SHORT[value as usize]);
-            } else if value < 1_000_000 {
-                let value = value as u32;
-                writer.entry(SHORT[(value / 1000) as usize]);
-                writer.entry(THREE[(value % 1000) as usize]);
-            } else {
-                let (digits, len) = many_digits(value);
-                writer.put(&digits, len);
-            }
-        });
+        let bound = self.bound::<DIGITS_MAX>();
+        if value < 1000 {
+            self.entry(SHORT[value as usize]);
+        } else if value < 1_000_000 {
+            let value = value as u32;
+            self.entry(SHORT[(value / 1000) as usize]);
+            self.entry(THREE[(value % 1000) as usize]);
+        } else {
+            let (digits, len) = many_digits(value);
+            self.put(&digits, len);
+        }
+        self.reach(bound);
     }
 
     #[inline(always)]

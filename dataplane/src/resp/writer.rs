@@ -49,14 +49,18 @@ impl<'v> Writer<'v> {
         self.blocks += N;
     }
 
-    /// Pieces that depend on a value: whichever are put, their blocks count as `N` bytes, so that the bound stays a sum of
-    /// constants.
+    /// Where pieces end that depend on a value: whichever are put until [`Writer::reach`], their blocks count as `N` bytes,
+    /// so that the bound stays a sum of constants, which the compiler checks.
     #[inline(always)]
-    pub(super) fn bounded<const N: usize>(&mut self, pieces: impl FnOnce(&mut Self)) {
-        let blocks = self.blocks + N;
-        pieces(self);
-        assert!(self.blocks <= blocks, "the pieces are longer than their bound");
-        self.blocks = blocks;
+    pub(super) fn bound<const N: usize>(&self) -> usize {
+        self.blocks + N
+    }
+
+    /// The pieces are put.
+    #[inline(always)]
+    pub(super) fn reach(&mut self, bound: usize) {
+        assert!(self.blocks <= bound, "the pieces are longer than their bound");
+        self.blocks = bound;
     }
 
     /// Makes what was put part of the buffer, and appends what no block can hold.

@@ -48,10 +48,12 @@ use self::{
 };
 use crate::{
     buckets::{BucketTable, TableCounts},
+    clock::Now,
     decision::{self, Answer, By, Reason, UNRULED, Verdict, Why},
     engine::ConnId,
+    hot::{self, Hot, mix, rejections::Rejection},
     metrics::counters::CoreCounters,
-    policy::{LoadedPolicy, LocalTerms},
+    policy::{LoadedPolicy, LocalTerms, RuleCard},
 };
 
 /// What a core's store is allowed; settings.
@@ -116,6 +118,8 @@ pub struct Bucket {
     override_index: u32,
     /// The key of its stand-in in memory.
     local_key: u64,
+    /// The key under which it is remembered to be empty.
+    hot_key: u64,
 }
 
 /// How a call takes from its buckets.
@@ -181,6 +185,8 @@ pub struct Surroundings<'a> {
     pub counters: &'a CoreCounters,
     /// The time, in milliseconds since the process began.
     pub now_ms: u64,
+    /// The same in microseconds.
+    pub now_us: u64,
 }
 
 impl<'a> Surroundings<'a> {
@@ -190,9 +196,9 @@ impl<'a> Surroundings<'a> {
         table: &'a BucketTable,
         table_counts: &'a mut TableCounts,
         counters: &'a CoreCounters,
-        now_ms: u64,
+        now: Now,
     ) -> Self {
-        Self { table, table_counts, counters, now_ms }
+        Self { table, table_counts, counters, now_ms: now.mono_ms, now_us: now.mono_us }
     }
 
     fn count(&self, policy: &LoadedPolicy, rule: u32, reason: Reason) {
@@ -279,6 +285,17 @@ impl Store {
         self.desk().ask_known(around, calls, question, applied, write_identity)
     }
 
+    /// What is known of a check of one rule that enforces its own limit: that its bucket is empty.
+    #[inline(always)]
+    pub fn rejection(&self, card: &RuleCard, key: u64, question: &Question) -> Option<Rejection> {
+        let hot = self.shards.hot();
+        let full_at_us = hot.rejections.full_at_us(hot::key_with_limit(key, card.hot.limit_key))?;
+        if question.cost == 1 {
+            return Rejection::of_one(card.hot.rest_us, full_at_us, question.now_us);
+        }
+        Rejection::of(card.enforced.as_ref()?, full_at_us, question.now_us, question.cost)
+    }
+
     /// The same for a throttle call.
     pub fn throttle(
         &mut self,
@@ -302,6 +319,7 @@ impl Store {
             identity: &mut self.identity,
             generation: *generation,
             policy,
+            hot: self.shards.hot(),
         }
     }
 
@@ -317,6 +335,9 @@ impl Store {
         self.tables.dirty.clear();
         while let Some((group, tokens)) = self.tables.backs.pop() {
             let entry = &self.tables.groups[group];
+            for bucket in &entry.buckets {
+                self.shards.hot().rejections.forget(bucket.hot_key, around.now_us);
+            }
             let shard = calls.shard(entry.slot);
             let reachable = shard.is_some_and(|shard| self.shards.breaker(shard).state() == State::Closed);
             if reachable {
@@ -329,12 +350,12 @@ impl Store {
         self.report(around);
     }
 
-    /// Takes what a call has brought. `Err` says why it brought nothing, and whether the shard is to blame.
+    /// Takes what a call has brought, which that shard was sent at that time. `Err` says why it brought nothing, and whether the shard is to blame.
     pub fn completed(
         &mut self,
         around: &mut Surroundings<'_>,
         token: u64,
-        shard: Option<ShardId>,
+        (shard, sent_at_us): (Option<ShardId>, u64),
         outcome: Result<&[i64], (Why, bool)>,
     ) {
         let handle = Handle::unpack(token);
@@ -355,7 +376,9 @@ impl Store {
         (group.is_in_flight, group.is_probe) = (false, false);
         let replies = outcome.map(|integers| read_replies(integers, group.buckets.len()));
         match replies {
-            Ok(Some(replies)) => self.deal(around, handle, &replies),
+            Ok(Some(replies)) => {
+                self.deal(around, handle, &replies, sent_at_us);
+            }
             // The script's answer makes no sense: somebody else's function under its name.
             Ok(None) => self.fail(around, handle, Why::Refused),
             Err((why, _)) => self.fail(around, handle, why),
@@ -482,7 +505,7 @@ impl Store {
     }
 
     /// Deals out what a call granted, in the order in which the parts came.
-    fn deal(&mut self, around: &mut Surroundings<'_>, handle: Handle, replies: &[BucketReply]) {
+    fn deal(&mut self, around: &mut Surroundings<'_>, handle: Handle, replies: &[BucketReply], sent_at_us: u64) {
         let granted = replies.iter().map(|reply| reply.granted).min().unwrap_or(0);
         let mut deal = Deal::new(granted);
         let mut flying = std::mem::take(&mut self.tables.groups[handle].flying);
@@ -490,6 +513,19 @@ impl Store {
             self.deal_to(around, handle, part, &mut deal, replies);
         }
         self.tables.give_back(handle, deal.left());
+        if deal.left() == 0 {
+            self.remember(around, handle, replies, sent_at_us);
+        }
+    }
+
+    /// Remembers which of a group's buckets are empty, or did not hold what was asked.
+    fn remember(&self, around: &Surroundings<'_>, handle: Handle, replies: &[BucketReply], sent_at_us: u64) {
+        for (bucket, reply) in self.tables.groups[handle].buckets.iter().zip(replies) {
+            if reply.remaining == 0 || reply.retry_after_ms > 0 {
+                let full_at_us = sent_at_us.saturating_add(reply.reset_after_ms.cast_unsigned().saturating_mul(1_000));
+                self.shards.hot().rejections.remember(bucket.hot_key, sent_at_us, full_at_us, around.now_us);
+            }
+        }
     }
 
     fn deal_to(
@@ -658,6 +694,7 @@ struct Desk<'a> {
     identity: &'a mut Vec<u8>,
     generation: u64,
     policy: &'a LoadedPolicy,
+    hot: &'a Hot,
 }
 
 impl Desk<'_> {
@@ -671,10 +708,13 @@ impl Desk<'_> {
         attributes: &Attributes<'_>,
     ) -> Asked {
         let (mut refused, mut exempt): (Option<Verdict>, Option<u32>) = (None, None);
-        let (mut limits, mut shadows) = (false, false);
+        let (mut limits, mut shadows, mut rejected) = (false, false, None);
         for one in applied {
             match (self.policy.cards[one.rule as usize].mode, self.policy.snapshot.grant(*one)) {
-                (Mode::Enforce, Grant::Limit(_)) => limits = true,
+                (Mode::Enforce, Grant::Limit(rate)) => {
+                    limits = true;
+                    rejected = self.rejected(around, question, one, rate, rejected);
+                }
                 (Mode::Enforce, Grant::Deny) => {
                     refused = refused.or(Some(decision::refuse_always(one.rule)));
                     around.count(self.policy, one.rule, Reason::Denied);
@@ -689,10 +729,11 @@ impl Desk<'_> {
                 (Mode::Off, _) => {}
             }
         }
+        let refused = refused.or(rejected);
         if refused.is_some() || !limits {
             let verdict = refused.unwrap_or(Verdict { rule: exempt, ..UNRULED });
             if shadows {
-                self.shadows(around, calls, question.cost, applied, attributes, Behind::Answer(verdict.answer));
+                self.shadows(around, calls, question, applied, attributes, Behind::Answer(verdict.answer));
             }
             return Asked::Now(verdict);
         }
@@ -716,7 +757,7 @@ impl Desk<'_> {
             }
         }
         if shadows {
-            self.shadows(around, calls, question.cost, applied, attributes, Behind::Check(check));
+            self.shadows(around, calls, question, applied, attributes, Behind::Check(check));
         }
         self.go(check, question)
     }
@@ -731,12 +772,38 @@ impl Desk<'_> {
         applied: &[Applied],
         write_identity: impl FnOnce(&mut Vec<u8>),
     ) -> Asked {
+        let mut rejected = None;
+        for one in applied {
+            if let Grant::Limit(rate) = self.policy.snapshot.grant(*one) {
+                rejected = self.rejected(around, question, one, rate, rejected);
+            }
+        }
+        if let Some(verdict) = rejected {
+            return Asked::Now(verdict);
+        }
         let group =
             |desk: &mut Self| desk.group(calls, applied, applied.first(), |_, _, identity| write_identity(identity));
         match self.ask_group(question, group) {
             Some(check) => check,
             None => self.overloaded(around, question, &self.enforced(applied)),
         }
+    }
+
+    /// The longest wait of what denied so far and of this rule, if its bucket is known to be empty.
+    #[inline]
+    fn rejected(
+        &self,
+        around: &Surroundings<'_>,
+        question: Question,
+        one: &Applied,
+        rate: &Rate,
+        so_far: Option<Verdict>,
+    ) -> Option<Verdict> {
+        let hot_key = hot::bucket_key(one.key, rate);
+        let Some(said) = self.hot.rejection(hot_key, rate, question.cost, question.now_us) else { return so_far };
+        around.count(self.policy, one.rule, Reason::Denied);
+        around.counters.decided_by(self.policy.cards[one.rule as usize].slot, By::Rejection).add(1);
+        Some(decision::longer(so_far, said.verdict(rate, Some(one.rule))))
     }
 
     fn throttle(
@@ -753,7 +820,11 @@ impl Desk<'_> {
             rule: NO_RULE,
             override_index: Applied::NO_OVERRIDE,
             local_key: throttle.hash,
+            hot_key: hot::bucket_key(throttle.hash, &throttle.rate),
         };
+        if let Some(said) = self.hot.rejection(bucket.hot_key, &throttle.rate, question.cost, question.now_us) {
+            return Asked::Now(said.verdict(&throttle.rate, None));
+        }
         // The limit is the caller's: another one is another group, though the same bucket.
         let limit = u64::from(throttle.rate.capacity) << 32
             ^ u64::from(throttle.rate.refill) << 16
@@ -842,14 +913,20 @@ impl Desk<'_> {
         &mut self,
         around: &Surroundings<'_>,
         calls: &impl Calls,
-        cost: u32,
+        question: Question,
         applied: &[Applied],
         attributes: &Attributes<'_>,
         behind: Behind,
     ) {
+        let cost = question.cost;
         let check = if let Behind::Check(check) = behind { Some(check) } else { None };
         for one in applied {
-            if self.policy.cards[one.rule as usize].mode != Mode::Shadow || bucket_of(self.policy, one).is_none() {
+            let Grant::Limit(rate) = self.policy.snapshot.grant(*one) else { continue };
+            if self.policy.cards[one.rule as usize].mode != Mode::Shadow {
+                continue;
+            }
+            if self.hot.rejection(hot::bucket_key(one.key, rate), rate, cost, question.now_us).is_some() {
+                around.count(self.policy, one.rule, Reason::ShadowDenied);
                 continue;
             }
             let group = self.group(calls, std::slice::from_ref(one), None, |policy, rule, identity| {
@@ -925,6 +1002,7 @@ fn bucket_of(policy: &LoadedPolicy, one: &Applied) -> Option<Bucket> {
         rule: one.rule,
         override_index: one.override_index,
         local_key: one.key,
+        hot_key: hot::bucket_key(one.key, rate),
     })
 }
 
@@ -955,13 +1033,6 @@ fn policy_of(policies: &VecDeque<(u64, Arc<LoadedPolicy>)>, generation: u64) -> 
     // Nearly always the last.
     let found = policies.iter().rev().find(|(known, _)| *known == generation);
     found.map_or_else(|| unreachable!("the policy of a waiting check is kept"), |(_, policy)| policy)
-}
-
-/// Mixes a word into a hash of words that are hashes themselves.
-#[inline(always)]
-fn mix(hash: u64, word: u64) -> u64 {
-    let product = u128::from(hash ^ word) * u128::from(0xA076_1D64_78BD_642F_u64);
-    (product as u64 ^ (product >> 64) as u64).wrapping_add(word.rotate_left(29))
 }
 
 #[cfg(not(loom))]

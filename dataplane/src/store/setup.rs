@@ -6,7 +6,7 @@ use resp_client::{Config, Credentials, Secret, TlsConfig};
 use thiserror::Error;
 
 use super::{StoreSettings, shards::Shards, wire};
-use crate::config;
+use crate::{config, hot::HotSettings};
 
 /// Why there can be no store.
 #[derive(Debug, Error)]
@@ -25,7 +25,7 @@ impl StoreError {
 }
 
 /// What all cores share of the store.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct StorePlan {
     /// How the RESP client of a core is set up.
     pub client: Config,
@@ -75,7 +75,7 @@ impl StorePlan {
         // Certificates that cannot be used are found out here, not on the cores.
         resp_client::Client::new(client.clone(), seed, resp_client::Micros(0))
             .map_err(|error| StoreError::of("redis.ca_file")(error.to_string()))?;
-        let shards = Arc::new(Shards::new(settings.shards_max, cores));
+        let shards = Arc::new(Shards::new(settings.shards_max, cores, HotSettings { rejections: settings.rejections }));
         Ok(Some(Self { client, asker, shards, seed }))
     }
 }

@@ -1,4 +1,5 @@
-//! What all cores know of the shards: each one's name, its breaker, and what every core measured of it.
+//! What all cores know of the shards: each one's name, its breaker, what every core measured of it, and which of their
+//! keys are hot.
 //!
 //! A shard gets a number when a core first meets its address, and keeps it for the life of the process: an address that
 //! comes back is the shard that it was. Numbers are given out under a lock, which no check ever takes.
@@ -6,7 +7,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::breaker::{Breaker, BreakerSettings, Report, State};
-use crate::metrics::counters::Counter;
+use crate::{
+    hot::{Hot, HotSettings},
+    metrics::counters::Counter,
+};
 
 /// A shard's number within the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -131,11 +135,11 @@ impl LinkCounters {
 }
 
 /// All shards.
-#[derive(Debug)]
 pub struct Shards {
     shards: Box<[Shard]>,
     links: Box<[LinkCounters]>,
     names: Mutex<Vec<Arc<str>>>,
+    hot: Hot,
 }
 
 #[derive(Debug)]
@@ -182,14 +186,21 @@ impl ShardCounters {
 
 impl Shards {
     /// Room for so many shards, and so many cores' counters of each.
-    pub fn new(shards: usize, cores: usize) -> Self {
+    pub fn new(shards: usize, cores: usize, hot: HotSettings) -> Self {
         let shard =
             |_| Shard { breaker: Breaker::default(), cores: (0..cores).map(|_| ShardCounters::default()).collect() };
         Self {
             shards: (0..shards).map(shard).collect(),
             links: (0..cores).map(|_| LinkCounters::default()).collect(),
             names: Mutex::default(),
+            hot: Hot::new(hot),
         }
+    }
+
+    /// What is known of hot keys, whichever shard has them.
+    #[inline(always)]
+    pub fn hot(&self) -> &Hot {
+        &self.hot
     }
 
     /// How many shards there is room for.
@@ -271,7 +282,7 @@ mod tests {
 
     #[test]
     fn an_address_keeps_its_number_and_there_is_an_end_to_them() {
-        let shards = Shards::new(2, 1);
+        let shards = Shards::new(2, 1, HotSettings { rejections: 8 });
         let numbers: Vec<_> = ["a:1", "b:1", "a:1", "c:1"].map(|name| shards.number(name).map(ShardId::index)).into();
         assert_eq!(numbers, [Some(0), Some(1), Some(0), None]);
     }

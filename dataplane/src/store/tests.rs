@@ -9,6 +9,7 @@ use super::*;
 use crate::{
     buckets::BucketTable,
     decision::NEVER,
+    hot::HotSettings,
     policy::{LoadedPolicy, RuleSlots},
 };
 
@@ -53,6 +54,7 @@ struct Sent {
     /// Key and capacity.
     buckets: Vec<(String, u32)>,
     rates: Vec<Rate>,
+    at_us: u64,
 }
 
 /// The store: buckets that never refill, so that every token can be accounted for.
@@ -61,6 +63,7 @@ struct Fake {
     levels: HashMap<String, u32>,
     sent: VecDeque<Sent>,
     refuses: Option<Why>,
+    now_us: u64,
 }
 
 impl Calls for Fake {
@@ -84,14 +87,14 @@ impl Calls for Fake {
         });
         let buckets = keys.collect();
         let rates = call.buckets.iter().map(|bucket| bucket.rate).collect();
-        self.sent.push_back(Sent { token, take: call.take, cost: call.cost, buckets, rates });
+        self.sent.push_back(Sent { token, take: call.take, cost: call.cost, buckets, rates, at_us: self.now_us });
         Ok(())
     }
 }
 
 impl Fake {
     /// Carries out the oldest call, as `lua/token_bucket.lua` does.
-    fn answer(&mut self) -> (u64, Vec<i64>) {
+    fn answer(&mut self) -> (u64, u64, Vec<i64>) {
         let sent = self.sent.pop_front().expect("a call was sent");
         let levels: Vec<u32> =
             sent.buckets.iter().map(|(key, capacity)| *self.levels.get(key).unwrap_or(capacity)).collect();
@@ -112,7 +115,7 @@ impl Fake {
             let retry = if level >= sent.cost { 0 } else { until(sent.cost) };
             integers.extend([i64::from(granted), i64::from(after), retry, until(*capacity)]);
         }
-        (sent.token, integers)
+        (sent.token, sent.at_us, integers)
     }
 }
 
@@ -144,10 +147,16 @@ impl Rig {
         change(&mut settings);
         let policy = file::parse(POLICY, "test").unwrap();
         let (policy, _) = LoadedPolicy::load(policy, 1, settings.local, &mut RuleSlots::new(8)).unwrap();
-        let (policy, shards) = (Arc::new(policy), Arc::new(Shards::new(2, 1)));
+        let (policy, shards) = (Arc::new(policy), Arc::new(Shards::new(2, 1, HotSettings { rejections: 64 })));
         Self {
             store: Store::new(settings, Arc::clone(&shards), &policy, 1),
-            fake: Fake { shard: shards.number("a:1"), levels: HashMap::new(), sent: VecDeque::new(), refuses: None },
+            fake: Fake {
+                shard: shards.number("a:1"),
+                levels: HashMap::new(),
+                sent: VecDeque::new(),
+                refuses: None,
+                now_us: 0,
+            },
             shards,
             policy,
             table: BucketTable::new(1_000),
@@ -163,7 +172,9 @@ impl Rig {
             table_counts: &mut self.table_counts,
             counters: &self.counters,
             now_ms: self.now_us / 1000,
+            now_us: self.now_us,
         };
+        self.fake.now_us = self.now_us;
         (&mut self.store, &mut self.fake, around)
     }
 
@@ -194,15 +205,15 @@ impl Rig {
 
     /// Answers the oldest call.
     fn answer(&mut self) {
-        let (token, integers) = self.fake.answer();
+        let (token, sent_at_us, integers) = self.fake.answer();
         let (store, fake, mut around) = self.parts();
-        store.completed(&mut around, token, fake.shard, Ok(&integers));
+        store.completed(&mut around, token, (fake.shard, sent_at_us), Ok(&integers));
     }
 
     fn fail(&mut self, why: Why) {
         let sent = self.fake.sent.pop_front().expect("a call was sent");
         let (store, fake, mut around) = self.parts();
-        store.completed(&mut around, sent.token, fake.shard, Err((why, true)));
+        store.completed(&mut around, sent.token, (fake.shard, 0), Err((why, true)));
     }
 
     fn wait(&mut self, us: u64) {
@@ -322,6 +333,59 @@ fn identities_are_asked_in_parallel_and_a_denied_check_takes_nothing() {
     assert_eq!((rig.rule(0, Reason::Allowed), rig.rule(1, Reason::Denied)), (0, 1));
     rig.store.release(check);
     rig.assert_empty();
+}
+
+#[test]
+fn a_bucket_that_is_known_to_be_empty_is_not_asked() {
+    let mut rig = Rig::new();
+    let checks: [CheckId; 10] = std::array::from_fn(|_| rig.ask(KEY));
+    rig.flush();
+    rig.answer();
+    assert!(checks.iter().all(|check| rig.verdict(*check).unwrap().answer == Answer::Allow));
+    // Ten of ten are gone, a token comes each 6 s.
+    let Asked::Now(said) = rig.ask_for(1, KEY) else { panic!("it is known") };
+    assert_eq!((said.answer, said.limit, said.remaining, said.rule), (Answer::Deny, 10, 0, Some(0)));
+    assert_eq!((said.retry_after_ms, said.reset_after_ms), (6_000, 60_000));
+    // With it fall the rules that would have been asked, and nothing is taken from them.
+    assert!(matches!(rig.ask_for(1, BOTH), Asked::Now(Verdict { answer: Answer::Deny, rule: Some(0), .. })));
+    assert!(matches!(rig.ask_for(0, KEY), Asked::Later(_)), "who only looks is told by Redis");
+    assert!(matches!(rig.ask_for(11, KEY), Asked::Later(_)), "and so is who can never pass");
+    assert_eq!((rig.rule(0, Reason::Denied), rig.by(0, By::Rejection)), (2, 2));
+    rig.now_us += 6_000_000;
+    assert!(matches!(rig.ask_for(2, KEY), Asked::Now(_)));
+    assert!(matches!(rig.ask_for(1, KEY), Asked::Later(_)), "there may be one now");
+}
+
+#[test]
+fn a_bucket_that_something_is_given_back_to_is_asked_again() {
+    let mut rig = Rig::new();
+    const IP: &[(&str, &str)] = &[("ip", "1")];
+    rig.fake.levels.insert("rl:{ip=1}:per-ip".into(), 1);
+    rig.fake.levels.insert("rl:{key=a}:per-key".into(), 0);
+    let check = rig.ask(BOTH);
+    rig.flush();
+    // That of the address first.
+    (0..2).for_each(|_| rig.answer());
+    assert_eq!(rig.verdict(check).unwrap().rule, Some(0));
+    assert!(matches!(rig.ask_for(1, IP), Asked::Now(_)), "its last token went to the check that is denied");
+    rig.now_us += 10;
+    rig.flush();
+    assert!(matches!(rig.ask_for(1, IP), Asked::Later(_)), "and comes back");
+    assert!(matches!(rig.ask_for(1, KEY), Asked::Now(_)));
+}
+
+#[test]
+fn a_shadow_rule_whose_bucket_is_empty_records_it_without_a_call() {
+    let mut rig = Rig::new();
+    for _ in 0..3 {
+        rig.ask_for(1, &[("watched", "1")]);
+        rig.flush();
+        while !rig.fake.sent.is_empty() {
+            rig.answer();
+        }
+    }
+    assert_eq!((rig.rule(3, Reason::ShadowAllowed), rig.rule(3, Reason::ShadowDenied)), (1, 2));
+    assert_eq!(rig.by(3, By::Rejection), 0, "it decides nothing");
 }
 
 #[test]
@@ -486,7 +550,7 @@ fn a_script_that_answers_nonsense_is_no_answer() {
         rig.flush();
         let token = rig.fake.sent.pop_front().unwrap().token;
         let (store, fake, mut around) = rig.parts();
-        store.completed(&mut around, token, fake.shard, Ok(nonsense));
+        store.completed(&mut around, token, (fake.shard, 0), Ok(nonsense));
         assert_eq!(rig.read(&[check])[0].0, Answer::Allow);
     }
     assert_eq!(rig.counters.fallback(rig.policy.cards[2].slot, Why::Refused).value(), 3);

@@ -333,7 +333,7 @@ impl Book {
                 if let Reply::Array(items) = reply {
                     self.integers.extend(items.integers().map_while(|integer| integer));
                 }
-                store.completed(around, done.token, shard, Ok(&self.integers));
+                store.completed(around, done.token, (shard, done.sent_at.0), Ok(&self.integers));
             }
             Err(error) => {
                 let why = why(error);
@@ -343,7 +343,8 @@ impl Book {
                 if why == Why::Refused {
                     self.complain(now, shard, error);
                 }
-                store.completed(around, done.token, shard, Err((why, error.is_shard_failure())));
+                let sent = (shard, done.sent_at.0);
+                store.completed(around, done.token, sent, Err((why, error.is_shard_failure())));
             }
         }
     }
