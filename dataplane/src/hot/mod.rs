@@ -1,7 +1,9 @@
 //! What keeps a hot key from its shard: answers that this gateway can give by itself because the store has said enough.
 //!
 //! * [`rejections`]: a bucket that is known to be empty denies until it can hold the cost again. Exact, always on.
+//! * [`leases`]: tokens that were taken in advance are spent without a call.
 
+pub mod leases;
 pub mod rejections;
 
 use policy_sync::rate::Rate;
