@@ -7,7 +7,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use arc_swap::ArcSwap;
 use policy_sync::{
-    model::{Limit, Mode, OnFailure, Policy, Rule},
+    model::{Hot, Limit, Mode, OnFailure, Policy, Rule},
     rate::Rate,
     snapshot::{CompiledRule, Grant, Snapshot, compile::CompileError},
 };
@@ -30,6 +30,8 @@ pub struct LoadedPolicy {
     pub cards: Box<[RuleCard]>,
     /// By override: the limit of its buckets in memory while the store does not answer. Meaningless where it grants none.
     override_locals: Box<[Rate]>,
+    /// By override: how its key is met where it is hot, if that is not as the rule says.
+    override_meets: Box<[Option<Hot>]>,
 }
 
 /// How the buckets are made that stand in, in this gateway's memory, while the store does not answer; settings.
@@ -76,6 +78,8 @@ pub struct RuleCard {
     pub on_failure: OnFailure,
     /// The limit of its buckets in memory while the store does not answer. Meaningless where it grants no limit.
     local: Rate,
+    /// How its hot keys are met.
+    meets: Hot,
     /// Its counters' slot.
     pub slot: u32,
     /// Its part of a check's reply.
@@ -204,12 +208,20 @@ impl LoadedPolicy {
         let rules = snapshot.rules().iter().zip(&policy.rules).zip(slots);
         let cards = rules.map(|((rule, written), slot)| RuleCard::new(rule, written, local, slot)).collect();
         let override_locals = snapshot.override_grants().map(|grant| stand_in(grant, None, local)).collect();
-        Ok((Self { snapshot, cards, override_locals, policy }, reused))
+        let override_meets = policy.overrides.iter().map(|over| over.hot).collect();
+        Ok((Self { snapshot, cards, override_locals, override_meets, policy }, reused))
     }
 
     /// The limit of a bucket in memory, while the store does not answer: of a rule, or of an override of it.
     pub fn local_rate(&self, rule: u32, override_index: u32) -> &Rate {
         self.override_locals.get(override_index as usize).unwrap_or_else(|| &self.cards[rule as usize].local)
+    }
+
+    /// How a key is met where it is hot: of a rule, or of an override of it.
+    #[inline(always)]
+    pub fn meets(&self, rule: u32, override_index: u32) -> &Hot {
+        let over = self.override_meets.get(override_index as usize).and_then(Option::as_ref);
+        over.unwrap_or_else(|| &self.cards[rule as usize].meets)
     }
 }
 
@@ -243,6 +255,7 @@ impl RuleCard {
             },
             on_failure: written.on_failure,
             local: stand_in(&rule.allowance, written.local, local),
+            meets: written.hot,
             slot,
             reply: RuleReply::new(&rule.name, limit),
         }

@@ -20,7 +20,7 @@ use crate::{
         ATTRIBUTE_NAMES_MAX, ATTRIBUTES_PER_RULE_MAX, Allowance, CAPACITY_MAX, Hot, Lease, Limit, Mode, NAME_BYTES_MAX,
         OVERRIDES_MAX, OnFailure, Override, PERIOD_MS_MAX, Pattern, Policy, ROLLOUT_BP_ALL, RULES_MAX, Rule,
     },
-    rate::MILLISECOND_TICK_PERIOD_MS_MAX,
+    rate::{MILLISECOND_TICK_PERIOD_MS_MAX, Rate},
     snapshot::RULES_PER_CHECK_MAX,
 };
 
@@ -278,7 +278,7 @@ fn check_rule(rule: &Rule, item: Item, findings: &mut Findings) {
         findings.add(item, Field::new("rollout_pct"), "must be from 0 to 100");
     }
     check_local(rule, item, findings);
-    check_hot(rule, item, findings);
+    check_hot(&rule.hot, &rule.allowance, item, findings);
 }
 
 fn check_rule_name(name: &str, item: Item, findings: &mut Findings) {
@@ -439,44 +439,61 @@ fn check_local(rule: &Rule, item: Item, findings: &mut Findings) {
     check_limit(local, item, &field, extremes, findings);
 }
 
-fn check_hot(rule: &Rule, item: Item, findings: &mut Findings) {
-    let hot = Field::new("hot");
-    if !has_bucket(&rule.allowance) {
-        if rule.hot != Hot::default() {
-            findings.add(item, hot, "has no meaning in a rule without a bucket (deny or exempt)").suggest("remove it");
+fn check_hot(hot: &Hot, allowance: &Allowance, item: Item, findings: &mut Findings) {
+    let field = Field::new("hot");
+    if !has_bucket(allowance) {
+        if *hot != Hot::default() {
+            let whose = if matches!(item, Item::Override(_)) { "an override" } else { "a rule" };
+            let message = format!("has no meaning in {whose} without a bucket (deny or exempt)");
+            findings.add(item, field, message).suggest("remove it");
         }
         return;
     }
-    if let Some(split) = rule.hot.split
+    if let Some(split) = hot.split
         && !(2..=SPLIT_MAX).contains(&split)
     {
         findings
-            .add(item, hot.clone().key("split"), format!("must be from 2 to {SPLIT_MAX}"))
+            .add(item, field.clone().key("split"), format!("must be from 2 to {SPLIT_MAX}"))
             .suggest("leave it out for one bucket");
     }
-    if let Some(0 | 1) = rule.hot.sample {
-        findings.add(item, hot.clone().key("sample"), "must be at least 2").suggest("leave it out to ask every check");
+    if let Some(0 | 1) = hot.sample {
+        findings
+            .add(item, field.clone().key("sample"), "must be at least 2")
+            .suggest("leave it out to ask every check");
     }
-    if rule.hot.lease == Lease::Batch(0) {
-        findings.add(item, hot.clone().key("lease"), "must be at least 1").suggest("write lease = \"off\" for none");
+    if hot.lease == Lease::Batch(0) {
+        findings.add(item, field.key("lease"), "must be at least 1").suggest("write lease = \"off\" for none");
     }
-    check_hot_fits(rule, item, findings);
-    check_hot_combination(&rule.hot, item, findings);
+    check_hot_fits(hot, allowance, item, findings);
+    check_hot_combination(hot, item, findings);
 }
 
-/// Each way to meet hot keys takes tokens in pieces that the capacity must have.
-fn check_hot_fits(rule: &Rule, item: Item, findings: &mut Findings) {
-    let Allowance::Limit(Limit { capacity, .. }) = rule.allowance else {
+/// Each way to meet hot keys takes tokens in pieces that the capacity must have, and that must come back in time.
+fn check_hot_fits(hot: &Hot, allowance: &Allowance, item: Item, findings: &mut Findings) {
+    let Allowance::Limit(limit) = *allowance else {
         return;
     };
+    let capacity = limit.capacity;
     let relate = || (item, Field::new("limit").key("capacity"));
-    for (name, piece, what) in pieces(&rule.hot) {
+    let mut fits = true;
+    for (name, piece, what) in pieces(hot) {
         // A capacity of 0 and a split that is too large have their own findings.
         let known = capacity == 0 || (name == "split" && piece > SPLIT_MAX);
-        if u64::from(piece) > capacity && !known {
-            let message = format!("{what} {piece}, which a capacity of {capacity} does not have");
-            findings.add(item, Field::new("hot").key(name), message).related = Some(relate());
+        if u64::from(piece) > capacity {
+            fits = false;
+            if !known {
+                let message = format!("{what} {piece}, which a capacity of {capacity} does not have");
+                findings.add(item, Field::new("hot").key(name), message).related = Some(relate());
+            }
         }
+    }
+    // Of a limit that is wrong itself nothing can be said.
+    if let (Some(split @ 2..=SPLIT_MAX), true, Ok(rate)) = (hot.split, fits, Rate::new(limit))
+        && rate.part(0, split).is_none()
+    {
+        let message = format!("a part would wait for its refill longer than {}", written_duration(PERIOD_MS_MAX));
+        findings.add(item, Field::new("hot").key("split"), message).related =
+            Some((item, Field::new("limit").key("refill")));
     }
 }
 
@@ -571,6 +588,9 @@ fn check_overrides(policy: &Policy, rules: &RulesByName<'_>, findings: &mut Find
             check_value(value, item, &Field::new("identity").index(position), findings);
         }
         check_allowance(&over.allowance, item, findings);
+        if let Some(hot) = &over.hot {
+            check_hot(hot, &over.allowance, item, findings);
+        }
         if over.rule == "*" {
             check_star(over, item, &shapes, findings);
         } else if let Some(&rule) = rules.0.get(over.rule.as_str()) {
@@ -628,6 +648,7 @@ fn check_override_of(over: &Override, item: Item, rule: &Rule, rule_item: Item, 
 
 fn check_override_fits(over: &Override, item: Item, need: u32, rule_item: Item, findings: &mut Findings) {
     if let Allowance::Limit(Limit { capacity, .. }) = over.allowance
+        && over.hot.is_none()
         && (1..u64::from(need)).contains(&capacity)
     {
         findings

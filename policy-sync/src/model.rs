@@ -214,6 +214,9 @@ pub struct Override {
     pub identity: Vec<String>,
     /// What this identity gets instead.
     pub allowance: Allowance,
+    /// How this identity's key is met where it is hot; `None` leaves it to the rule.
+    #[serde(default)]
+    pub hot: Option<Hot>,
     /// When the override ends; absent means never.
     #[serde(default)]
     pub expires: Option<Timestamp>,

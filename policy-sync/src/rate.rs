@@ -106,6 +106,26 @@ impl Rate {
         }
     }
 
+    /// The rate of one of `of` parts, `part` counting from 0. Together they have the whole capacity and the whole refill;
+    /// where there is less to refill than parts, each gets it all in `of` periods. `None` for fewer tokens than parts, and
+    /// where a part would wait for longer than a period may be.
+    pub fn part(&self, part: u32, of: u32) -> Option<Self> {
+        let share = |whole: u32| u64::from(whole / of + u32::from(part < whole % of));
+        if of == 0 || self.capacity < of {
+            return None;
+        }
+        let (refill, mut period_ms) = if self.refill >= of {
+            (share(self.refill), u64::from(self.period_ms))
+        } else {
+            (u64::from(self.refill), u64::from(self.period_ms) * u64::from(of))
+        };
+        if period_ms > MILLISECOND_TICK_PERIOD_MS_MAX {
+            // A long period is of whole seconds; a moment more grants no more.
+            period_ms = period_ms.next_multiple_of(1_000);
+        }
+        Self::new(Limit { capacity: share(self.capacity), refill, period_ms }).ok()
+    }
+
     /// How long an empty bucket takes to be full again, in milliseconds.
     pub fn fill_ms(&self) -> u64 {
         self.ticks_to_full * u64::from(self.tick_ms)
@@ -132,6 +152,19 @@ mod tests {
         let rate = rate(10, 10, 60_000).unwrap();
         assert_eq!(u64::from(rate.units_per_token), rate.units_per_tick * 6_000);
         assert_eq!((rate.fill_ms(), rate.tick_ms), (60_000, 1));
+    }
+
+    #[test]
+    fn parts_add_up_to_the_whole() {
+        let whole = rate(103, 57, 1_000).unwrap();
+        let parts: Vec<_> = (0..10).map(|part| whole.part(part, 10).unwrap()).collect();
+        assert_eq!(parts.iter().map(|part| part.capacity).sum::<u32>(), 103);
+        assert_eq!(parts.iter().map(|part| part.refill).sum::<u32>(), 57);
+        assert!(parts.iter().all(|part| (10..=11).contains(&part.capacity) && part.period_ms == 1_000));
+        let slow = rate(10, 1, 60_000).unwrap().part(3, 10).unwrap();
+        assert_eq!((slow.capacity, slow.refill, slow.period_ms), (1, 1, 600_000));
+        assert_eq!(rate(9, 9, 1_000).unwrap().part(0, 10), None, "a part without a token");
+        assert_eq!(rate(10, 1, PERIOD_MS_MAX).unwrap().part(0, 10), None, "a part that waits for a year");
     }
 
     #[test]

@@ -200,7 +200,7 @@ const OVERRIDE_CASES: &[(&str, &str)] = &[
     ),
     (
         "rule = \"r\"\nidentity = [\"a\"]\nexempt = true\nmode = \"off\"",
-        "p.toml:9: override of \"r\": mode: unknown field; known here are rule, identity, limit, quota, deny, exempt, expires",
+        "p.toml:9: override of \"r\": mode: unknown field; known here are rule, identity, limit, quota, deny, exempt, hot, expires",
     ),
     (
         "rule = \"r\"\nidentity = [\"a\"]\nexempt = true\nexpires = 2027-01-01",
@@ -276,6 +276,18 @@ const FILE_CASES: &[(&str, &str)] = &[
     (
         "[[rule]]\nname = \"r\"\ndeny = true\nhot = { lease = \"off\" }",
         "p.toml:4: rule \"r\": hot: has no meaning in a rule without a bucket (deny or exempt) (remove it)",
+    ),
+    (
+        "[[rule]]\nname = \"r\"\nlimit = { capacity = 10, refill = 1, period = \"30d\" }\nhot = { split = 2 }",
+        "p.toml:4: rule \"r\": hot.split: a part would wait for its refill longer than 31d",
+    ),
+    (
+        "[[rule]]\nname = \"r\"\nper = [\"key\"]\ndeny = true\n[[override]]\nrule = \"r\"\nidentity = [\"a\"]\nexempt = true\nhot = { split = 2 }",
+        "p.toml:9: override of \"r\": hot: has no meaning in an override without a bucket (deny or exempt) (remove it)",
+    ),
+    (
+        "[[rule]]\nname = \"r\"\nper = [\"key\"]\ndeny = true\n[[override]]\nrule = \"r\"\nidentity = [\"a\"]\nlimit = { capacity = 1, refill = 1, period = \"1s\" }\nhot = { split = 2 }",
+        "p.toml:9: override of \"r\": hot.split: needs a token for each part, so at least 2, which a capacity of 1 does not have",
     ),
     (
         "[[rule]]\nname = \"r\"\ndeny = true\nlocal = { capacity = 1, refill = 1, period = \"1s\" }",
@@ -419,7 +431,7 @@ fn the_example_mentions_every_field() {
     let unknown = problems("[[rule]]\nzzzzzzzzzz = 1\n[[override]]\nzzzzzzzzzz = 1\n");
     let listed = unknown.list().iter().filter_map(|problem| problem.message.split_once("known here are "));
     let fields: Vec<&str> = listed.flat_map(|(_, fields)| fields.split(", ")).collect();
-    assert_eq!(fields.len(), 20);
+    assert_eq!(fields.len(), 21);
     for field in fields {
         assert!(text.contains(&format!("{field} = ")), "{field}");
     }
@@ -518,6 +530,7 @@ fn counts_have_bounds() {
             rule: "r".into(),
             identity: vec![index.to_string()],
             allowance: Allowance::Exempt,
+            hot: None,
             expires: None,
         })
         .collect();
@@ -631,23 +644,31 @@ fn written(policy: &Policy) -> String {
         if let Some(local) = rule.local {
             let _ = writeln!(text, "local = {}", written_limit(local));
         }
-        let _ = writeln!(text, "[rule.hot]");
-        let _ = match rule.hot.lease {
-            Lease::Auto => writeln!(text, "lease = \"auto\""),
-            Lease::Off => writeln!(text, "lease = \"off\""),
-            Lease::Batch(tokens) => writeln!(text, "lease = {tokens}"),
-        };
-        for (name, number) in [("split", rule.hot.split), ("sample", rule.hot.sample)] {
-            if let Some(number) = number {
-                let _ = writeln!(text, "{name} = {number}");
-            }
-        }
+        text.push_str(&written_hot("rule", &rule.hot));
     }
     for over in &policy.overrides {
         let _ = writeln!(text, "[[override]]\nrule = {:?}\nidentity = {:?}", over.rule, over.identity);
         text.push_str(&written_allowance(&over.allowance));
         if let Some(expires) = over.expires {
             let _ = writeln!(text, "expires = {expires}");
+        }
+        if let Some(hot) = &over.hot {
+            text.push_str(&written_hot("override", hot));
+        }
+    }
+    text
+}
+
+fn written_hot(item: &str, hot: &Hot) -> String {
+    let lease = match hot.lease {
+        Lease::Auto => "\"auto\"".into(),
+        Lease::Off => "\"off\"".into(),
+        Lease::Batch(tokens) => tokens.to_string(),
+    };
+    let mut text = format!("[{item}.hot]\nlease = {lease}\n");
+    for (name, number) in [("split", hot.split), ("sample", hot.sample)] {
+        if let Some(number) = number {
+            let _ = writeln!(text, "{name} = {number}");
         }
     }
     text
@@ -718,16 +739,18 @@ fn rules() -> impl Strategy<Value = Rule> {
 
 fn policies() -> impl Strategy<Value = Policy> {
     let expires_ms = prop::option::of(0..4_000_000_000_000_i64);
-    let over = (any::<prop::sample::Index>(), any::<bool>(), "[ -~äß☃]{0,8}", allowances(), expires_ms);
+    let terms = (allowances(), prop::option::of(hots()));
+    let over = (any::<prop::sample::Index>(), any::<bool>(), "[ -~äß☃]{0,8}", terms, expires_ms);
     (prop::collection::vec(rules(), 1..6), prop::collection::vec(over, 0..6)).prop_map(|(rules, overs)| {
         let rules: Vec<Rule> =
             rules.into_iter().map(|rule| (rule.name.clone(), rule)).collect::<BTreeMap<_, _>>().into_values().collect();
-        let overs = overs.into_iter().map(|(rule, star, value, allowance, expires_ms)| {
+        let overs = overs.into_iter().map(|(rule, star, value, (allowance, hot), expires_ms)| {
             let expires = expires_ms.and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
             let rule = &rules[rule.index(rules.len())];
             let identity = vec![value; rule.per.len()];
+            let hot = hot.filter(|_| matches!(allowance, Allowance::Limit(_)));
             let name = if star { "*".to_owned() } else { rule.name.clone() };
-            ((name.clone(), identity.clone()), Override { rule: name, identity, allowance, expires })
+            ((name.clone(), identity.clone()), Override { rule: name, identity, allowance, hot, expires })
         });
         let overrides = overs.collect::<BTreeMap<_, _>>().into_values().collect();
         Policy { version: file::FIRST_VERSION, rules, overrides }

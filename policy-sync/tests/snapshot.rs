@@ -145,7 +145,7 @@ proptest! {
                 let identity: Vec<String> = identity.into_iter().map(String::from).collect();
                 let rule = rules.get(at).filter(|rule| rule.per.len() == identity.len()).map_or("*".into(), |rule| rule.name.clone());
                 let expires = expired.then(|| "2020-01-01T00:00:00Z".parse().unwrap());
-                seen.insert((rule.clone(), identity.clone())).then(|| Override { rule, identity, allowance: limit(capacity), expires })
+                seen.insert((rule.clone(), identity.clone())).then(|| Override { rule, identity, allowance: limit(capacity), hot: None, expires })
             })
             .collect();
         let policy = Policy { version: 1, rules, overrides };

@@ -51,8 +51,15 @@ const RULE: Shape = Shape {
     ],
 };
 const OVERRIDE: Shape = Shape {
-    fields: &["rule", "identity", "limit", "quota", "deny", "exempt", "expires"],
-    inside: &[("capacity", "limit"), ("refill", "limit"), ("period", "limit")],
+    fields: &["rule", "identity", "limit", "quota", "deny", "exempt", "hot", "expires"],
+    inside: &[
+        ("capacity", "limit"),
+        ("refill", "limit"),
+        ("period", "limit"),
+        ("lease", "hot"),
+        ("split", "hot"),
+        ("sample", "hot"),
+    ],
 };
 const LIMIT: Shape = Shape { fields: &["capacity", "refill", "period"], inside: &[] };
 const QUOTA: Shape = Shape { fields: &["amount", "every", "billed"], inside: &[] };
@@ -148,8 +155,13 @@ fn rule(entry: &Entry<'_, '_>, problems: &mut Collector) -> Rule {
 }
 
 fn override_(entry: &Entry<'_, '_>, problems: &mut Collector) -> Override {
-    let mut over =
-        Override { rule: "*".into(), identity: Vec::new(), allowance: Allowance::Limit(PLACEHOLDER), expires: None };
+    let mut over = Override {
+        rule: "*".into(),
+        identity: Vec::new(),
+        allowance: Allowance::Limit(PLACEHOLDER),
+        hot: None,
+        expires: None,
+    };
     let Some(section) = entry.section(&OVERRIDE, problems) else {
         return over;
     };
@@ -160,6 +172,7 @@ fn override_(entry: &Entry<'_, '_>, problems: &mut Collector) -> Override {
         over.identity = identity;
     }
     over.allowance = allowance(&section, problems);
+    over.hot = section.get("hot").map(|entry| hot(&entry, problems));
     over.expires = section.get("expires").and_then(|entry| expires(&entry, problems));
     over
 }
