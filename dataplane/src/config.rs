@@ -30,7 +30,10 @@ pub use self::{
 };
 use policy_sync::model::OnFailure;
 
-use crate::{limits::CORES_MAX, listener::TransportChoice, policy::LocalTerms, store::breaker::BreakerSettings};
+use crate::{
+    heat::HotSettings, limits::CORES_MAX, listener::TransportChoice, policy::LocalTerms,
+    store::breaker::BreakerSettings,
+};
 
 /// The largest config file, in bytes: 1 MiB.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -48,6 +51,8 @@ pub struct Settings {
     pub policy: Option<PathBuf>,
     /// The store of the counts.
     pub redis: Redis,
+    /// Heat, and what follows it.
+    pub hot: HotSettings,
     /// The RESP face.
     pub resp: Resp,
     /// Bounds.
@@ -205,6 +210,7 @@ impl Default for Settings {
             cores: Cores::Count(0),
             policy: None,
             redis: Redis::default(),
+            hot: HotSettings::default(),
             resp: Resp::default(),
             limits: Limits::default(),
             transport: Transport::default(),

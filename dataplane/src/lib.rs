@@ -9,6 +9,7 @@
 //! 5. [`buckets`]: the state of the limits.
 //! 6. [`store`]: the same state in Redis, shared by all gateways, and what happens when it does not answer.
 //! 7. [`policy`]: the policy in force, and how a new one replaces it.
+//! 8. [`heat`]: which buckets are asked for most, for people and for leases.
 
 pub mod buckets;
 pub mod cli;
@@ -19,6 +20,7 @@ pub mod control;
 pub mod decision;
 pub mod engine;
 pub mod files;
+pub mod heat;
 pub mod lifecycle;
 pub mod limits;
 pub mod listener;

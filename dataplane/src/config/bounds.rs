@@ -5,7 +5,7 @@ use std::{fmt::Display, net::SocketAddr, ops::RangeInclusive};
 use tracing_subscriber::EnvFilter;
 
 use super::{Cores, Settings};
-use crate::{limits::CORES_MAX, store::breaker::PROBES_MAX};
+use crate::{heat::HEAT_KEYS_MAX, limits::CORES_MAX, store::breaker::PROBES_MAX};
 
 /// Bytes of a request beside its longest word: the other words and the framing.
 const REQUEST_BYTES_BESIDE_WORD: usize = 64;
@@ -25,6 +25,8 @@ pub(super) fn violations(settings: &Settings) -> Vec<Violation> {
     let mut found = Violations(Vec::new());
     found.cores(&settings.cores);
     found.redis(&settings.redis);
+    found.within("hot.heat_keys", settings.hot.heat_keys, 16..=HEAT_KEYS_MAX);
+    found.within("hot.lease_auto_above", settings.hot.lease_auto_above, 10..=100_000_000);
     found.resp(&settings.resp);
     let limits = &settings.limits;
     found.within("limits.connections_max", limits.connections_max, 1..=1_000_000);
@@ -152,6 +154,8 @@ mod tests {
         settings.resp.request_bytes_max = settings.resp.arg_bytes_max;
         settings.resp.unix_mode = 0o1777;
         settings.limits.buckets = 0;
+        settings.hot.heat_keys = HEAT_KEYS_MAX + 1;
+        settings.hot.lease_auto_above = 0;
         settings.transport.ring_buffers = 100;
         settings.transport.ring_buffer_bytes = 5000;
         settings.log.level = "loud".into();
@@ -159,6 +163,8 @@ mod tests {
         let found: Vec<_> = violations(&settings).iter().map(|one| one.setting).collect();
         let expected = [
             "cores",
+            "hot.heat_keys",
+            "hot.lease_auto_above",
             "resp.unix_mode",
             "resp.request_bytes_max",
             "limits.buckets",
