@@ -21,6 +21,7 @@ pub mod decision;
 pub mod engine;
 pub mod files;
 pub mod heat;
+pub mod hot;
 pub mod lifecycle;
 pub mod limits;
 pub mod listener;
