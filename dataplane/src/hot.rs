@@ -199,7 +199,9 @@ fn get(address: SocketAddr, stop: &Stop) -> io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    write!(stream, "GET /v1/status HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    // At once: who closes after the first piece would not be heard out.
+    let request = format!("GET /v1/status HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
     let (mut bytes, mut piece) = (Vec::new(), [0; 16 * 1024]);
     // What is no HTTP need not end.
     while bytes.len() <= ANSWER_BYTES_MAX && (bytes.len() < HTTP.len() || bytes.starts_with(HTTP)) {
