@@ -13,6 +13,7 @@ use sluice::{
     clock::Now,
     config::Redis,
     engine::{ConnId, Engine, Facts, RespSettings, Shared},
+    hot::HotSettings,
     metrics::counters::CoreCounters,
     policy::{LoadedPolicy, LocalTerms, RuleSlots},
     resp::frame::RequestLimits,
@@ -75,7 +76,9 @@ impl Rig {
     pub fn with_redis(policy: &str) -> Self {
         let mut rig = Self::new(policy, 1 << 10);
         let settings = Redis { urls: vec!["redis://127.0.0.1:6379".into()], ..Redis::default() };
-        let plan = StorePlan::new(&settings, 1, SEED).expect("the settings are valid").expect("there is a URL");
+        let plan = StorePlan::new(&settings, &HotSettings::default(), 1, SEED)
+            .expect("the settings are valid")
+            .expect("there is a URL");
         let redis = wire::Redis::new(plan.client, &plan.shards, 0, SEED, (plan.asker.deadline_us, 1_000))
             .expect("no certificates are needed");
         rig.engine = rig.engine.with_store(plan.asker, &plan.shards, redis);

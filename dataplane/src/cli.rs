@@ -27,6 +27,7 @@ Examples:
   sluice check-config policy.toml          say everything that is wrong with a file
   sluice explain path=/v1/login method=POST key=ak_1
                                            which rules apply to a request, and why not the others
+  sluice hot                               which keys are asked for most, as they come
 
 Precedence: flag, environment variable, config file, default. sluice.toml documents every setting.
 Signals: SIGHUP reads the policy again; SIGTERM and SIGINT leave (a second one at once).
@@ -69,6 +70,31 @@ pub enum Command {
         #[arg(required = true, value_name = "name=value", value_parser = attribute)]
         attributes: Vec<(String, String)>,
     },
+    /// Show the keys that a running server is asked for most, live.
+    Hot(HotArgs),
+}
+
+/// What `hot` shows, and of which server.
+#[derive(Args, Clone, Debug)]
+pub struct HotArgs {
+    /// Config file that says where the ops port is.
+    #[arg(long, env = "SLUICE_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Address of the server's ops port; left out: the config's, or else 127.0.0.1:9390.
+    #[arg(long, env = "SLUICE_LISTEN_OPS", value_name = "ADDR", value_parser = address)]
+    pub ops: Option<SocketAddr>,
+    /// How many keys at most.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=100))]
+    pub top: u16,
+    /// Seconds from one table to the next.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval_secs)]
+    pub interval: f64,
+    /// One table, and then the end.
+    #[arg(long)]
+    pub once: bool,
+    /// JSON for programs instead of a table for people: a line each time.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The flags of serve.
@@ -250,6 +276,13 @@ fn twice(attributes: &[(String, String)]) -> Option<&str> {
 
 fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|error| format!("{error} ({})", config::ADDRESS_HINT))
+}
+
+fn interval_secs(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(secs) if (0.1..=3600.0).contains(&secs) => Ok(secs),
+        _ => Err("write seconds from 0.1 to 3600".into()),
+    }
 }
 
 fn log_level(text: &str) -> Result<String, String> {

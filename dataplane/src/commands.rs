@@ -1,5 +1,7 @@
 //! The commands that do not serve: `check-config` and `explain`.
 
+pub mod hot;
+
 use std::{
     fmt,
     fs::File,

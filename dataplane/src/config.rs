@@ -30,7 +30,9 @@ pub use self::{
 };
 use policy_sync::model::OnFailure;
 
-use crate::{limits::CORES_MAX, listener::TransportChoice, policy::LocalTerms, store::breaker::BreakerSettings};
+use crate::{
+    hot::HotSettings, limits::CORES_MAX, listener::TransportChoice, policy::LocalTerms, store::breaker::BreakerSettings,
+};
 
 /// The largest config file, in bytes: 1 MiB.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -48,6 +50,8 @@ pub struct Settings {
     pub policy: Option<PathBuf>,
     /// The store of the counts.
     pub redis: Redis,
+    /// Heat, and what follows it.
+    pub hot: HotSettings,
     /// The RESP face.
     pub resp: Resp,
     /// Bounds.
@@ -90,8 +94,6 @@ pub struct Redis {
     pub waiting_max: usize,
     /// Shards that the process can know, over its life.
     pub shards_max: usize,
-    /// Empty buckets that are remembered, so that checks of them need no call.
-    pub rejections: usize,
     /// Call the script as a function (FCALL).
     pub functions: bool,
     /// What the buckets in memory get of a limit, where the rule does not say it.
@@ -207,6 +209,7 @@ impl Default for Settings {
             cores: Cores::Count(0),
             policy: None,
             redis: Redis::default(),
+            hot: HotSettings::default(),
             resp: Resp::default(),
             limits: Limits::default(),
             transport: Transport::default(),
@@ -227,7 +230,6 @@ impl Default for Redis {
             connect_timeout_ms: 50,
             waiting_max: 8_192,
             shards_max: 64,
-            rejections: 65_536,
             functions: false,
             local_share: 0.5,
             local_idle_ms: 300_000,

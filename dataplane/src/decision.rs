@@ -90,6 +90,10 @@ pub enum By {
     Redis,
     /// What the store has said before: the bucket is still empty.
     Rejection,
+    /// Tokens that were taken in advance.
+    Lease,
+    /// Nobody, for this check: another one is asked for several.
+    Sample,
     /// A bucket in this gateway's memory, because the store did not.
     Local,
     /// Nobody: the rule is open on failure.
@@ -100,15 +104,18 @@ pub enum By {
 
 impl By {
     /// How many there are.
-    pub const COUNT: usize = 5;
+    pub const COUNT: usize = 7;
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; Self::COUNT] = [Self::Redis, Self::Rejection, Self::Local, Self::Open, Self::Closed];
+    pub const ALL: [Self; Self::COUNT] =
+        [Self::Redis, Self::Rejection, Self::Lease, Self::Sample, Self::Local, Self::Open, Self::Closed];
 
     /// The word for metrics.
     pub fn word(self) -> &'static str {
         match self {
             Self::Redis => "redis",
             Self::Rejection => "rejection",
+            Self::Lease => "lease",
+            Self::Sample => "sample",
             Self::Local => "local",
             Self::Open => "open",
             Self::Closed => "closed",

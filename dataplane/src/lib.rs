@@ -9,7 +9,8 @@
 //! 5. [`buckets`]: the state of the limits.
 //! 6. [`store`]: the same state in Redis, shared by all gateways, and what happens when it does not answer.
 //! 7. [`hot`]: what spares the store the checks whose answer is known.
-//! 8. [`policy`]: the policy in force, and how a new one replaces it.
+//! 8. [`heat`]: which buckets are asked for most, for people and for leases.
+//! 9. [`policy`]: the policy in force, and how a new one replaces it.
 
 pub mod buckets;
 pub mod cli;
@@ -20,6 +21,7 @@ pub mod control;
 pub mod decision;
 pub mod engine;
 pub mod files;
+pub mod heat;
 pub mod hot;
 pub mod lifecycle;
 pub mod limits;

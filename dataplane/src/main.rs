@@ -12,9 +12,12 @@ use signal_hook::{
     iterator::Signals,
 };
 use sluice::{
-    cli::{Cli, Command, ServeArgs},
+    cli::{Cli, Command, HotArgs, ServeArgs},
     clock::Clock,
-    commands::{self, CommandError},
+    commands::{
+        self, CommandError,
+        hot::{self, HotError, Stop},
+    },
     config::{self, Log, LogFormat, Settings},
     control::{self, Control},
     listener::TransportChoice,
@@ -38,8 +41,26 @@ fn main() -> ExitCode {
                 outcome => outcome,
             }
         }
+        Some(Command::Hot(args)) => return show_hot(&args),
     };
     match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Shows the hottest keys of a running server, until somebody has seen enough.
+fn show_hot(args: &HotArgs) -> ExitCode {
+    let outcome = Stop::on_signals().map_err(HotError::Write).and_then(|stop| {
+        let out = io::stdout();
+        let is_terminal = io::IsTerminal::is_terminal(&out);
+        hot::show(args, is_terminal, &stop, &mut out.lock())
+    });
+    match outcome {
+        Err(HotError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             complain(&error);

@@ -29,6 +29,7 @@ use crate::{
     control::{self, Control, Orders, Reloads},
     engine::{Engine, Facts, RespSettings, Shared},
     files::{self, TooFewFiles},
+    heat::{Heat, board::Board},
     lifecycle::{Lifecycle, Stage},
     limits::CORES_MAX,
     listener::{
@@ -140,6 +141,8 @@ pub struct Process {
     pub table: Arc<BucketTable>,
     /// The store of the counts, if they are not in `table`.
     pub store: Option<StorePlan>,
+    /// The hottest keys of each core.
+    pub heat: Arc<Board>,
     /// The stage.
     pub lifecycle: Arc<Lifecycle>,
     /// The transport in use.
@@ -193,7 +196,7 @@ pub fn run(
     }
     let cpus = data_cpus(&settings.cores).map_err(ServerError::Cores)?;
     let clock = Clock::start();
-    let store = StorePlan::new(&settings.redis, cpus.len(), control.seed())?;
+    let store = StorePlan::new(&settings.redis, &settings.hot, cpus.len(), control.seed())?;
     let listeners = sockets::tcp(settings.resp.listen, cpus.len(), settings.resp.share_port)?;
     let unix =
         settings.resp.listen_unix.as_deref().map(|path| sockets::unix(path, settings.resp.unix_mode)).transpose()?;
@@ -213,6 +216,7 @@ pub fn run(
         policy: control.policy_in_force(),
         table: Arc::new(BucketTable::new(settings.limits.buckets)),
         store,
+        heat: Arc::new(Board::new(cpus.len(), settings.hot.heat_keys)),
         lifecycle: Arc::new(Lifecycle::default()),
         transport,
         reloads: Reloads::default(),
@@ -427,7 +431,8 @@ fn start_core(
             let _heart = glommio::spawn_local(Arc::clone(&pulse).keep_alive());
             // glommio's first sleep may take tens of milliseconds; better now than for the first client.
             glommio::timer::sleep(Duration::from_nanos(1)).await;
-            let mut engine = Engine::new(&shared, resp, counters, (port.core, cores));
+            let heat = Heat::new(&process.settings.hot, &process.heat, port.core, shared.seed);
+            let mut engine = Engine::new(&shared, resp, counters, (port.core, cores)).with_heat(heat);
             if let Some(plan) = &process.store {
                 let (seed, times) = (plan.seed ^ port.core as u64, (plan.asker.deadline_us, port.clock.micros()));
                 let redis = Redis::new(plan.client.clone(), &plan.shards, port.core, seed, times)

@@ -5,7 +5,7 @@ use std::{fmt::Display, net::SocketAddr, ops::RangeInclusive};
 use tracing_subscriber::EnvFilter;
 
 use super::{Cores, Settings};
-use crate::{limits::CORES_MAX, store::breaker::PROBES_MAX};
+use crate::{heat::HEAT_KEYS_MAX, limits::CORES_MAX, store::breaker::PROBES_MAX};
 
 /// Bytes of a request beside its longest word: the other words and the framing.
 const REQUEST_BYTES_BESIDE_WORD: usize = 64;
@@ -25,6 +25,13 @@ pub(super) fn violations(settings: &Settings) -> Vec<Violation> {
     let mut found = Violations(Vec::new());
     found.cores(&settings.cores);
     found.redis(&settings.redis);
+    found.within("hot.rejections", settings.hot.rejections, 1..=100_000_000);
+    found.within("hot.leases", settings.hot.leases, 2..=1_000_000);
+    let share = settings.hot.lease_share;
+    found.must((0.001..=1.0).contains(&share), "hot.lease_share", "from 0.001 to 1", &share);
+    found.within("hot.lease_quiet_ms", settings.hot.lease_quiet_ms, 100..=3_600_000);
+    found.within("hot.heat_keys", settings.hot.heat_keys, 16..=HEAT_KEYS_MAX);
+    found.within("hot.lease_auto_above", settings.hot.lease_auto_above, 10..=100_000_000);
     found.resp(&settings.resp);
     let limits = &settings.limits;
     found.within("limits.connections_max", limits.connections_max, 1..=1_000_000);
@@ -83,7 +90,6 @@ impl Violations {
         self.within("redis.connect_timeout_ms", redis.connect_timeout_ms, 1..=60_000);
         self.within("redis.waiting_max", redis.waiting_max, 64..=1 << 20);
         self.within("redis.shards_max", redis.shards_max, 1..=1024);
-        self.within("redis.rejections", redis.rejections, 1..=100_000_000);
         let share = redis.local_share;
         self.must((0.001..=1.0).contains(&share), "redis.local_share", "from 0.001 to 1", &share);
         self.within("redis.local_idle_ms", redis.local_idle_ms, 1_000..=DURATION_MS_MAX);
@@ -153,6 +159,8 @@ mod tests {
         settings.resp.request_bytes_max = settings.resp.arg_bytes_max;
         settings.resp.unix_mode = 0o1777;
         settings.limits.buckets = 0;
+        settings.hot.heat_keys = HEAT_KEYS_MAX + 1;
+        settings.hot.lease_auto_above = 0;
         settings.transport.ring_buffers = 100;
         settings.transport.ring_buffer_bytes = 5000;
         settings.log.level = "loud".into();
@@ -160,6 +168,8 @@ mod tests {
         let found: Vec<_> = violations(&settings).iter().map(|one| one.setting).collect();
         let expected = [
             "cores",
+            "hot.heat_keys",
+            "hot.lease_auto_above",
             "resp.unix_mode",
             "resp.request_bytes_max",
             "limits.buckets",

@@ -15,7 +15,8 @@ pub(super) fn lacks(settings: &Settings) -> Vec<Violation> {
     let password = settings.resp.password_file.as_deref().and_then(|path| read_password(path).err());
     let password = password.map(|message| Violation { setting: "resp.password_file", message });
     // What is wrong with the URLs is not the machine's fault, and was found before.
-    let store = StorePlan::new(&settings.redis, 1, 0).err().filter(|error| error.setting != "redis.urls");
+    let store =
+        StorePlan::new(&settings.redis, &settings.hot, 1, 0).err().filter(|error| error.setting != "redis.urls");
     let store = store.map(|error| Violation { setting: error.setting, message: error.why });
     cores.into_iter().chain(password).chain(store).chain(memory(settings, memory_bytes())).collect()
 }

@@ -12,12 +12,13 @@
 //! Parsing ahead of deciding matters because a cache miss costs more than a decision: the lines of up to
 //! [`BATCH_CHECKS_MAX`] checks load while the next ones are parsed.
 //!
-//! `recall` knows requests that begin as an earlier one did, `session` is one connection, `commands` is every command that is not on the hot path.
+//! `recall` knows requests that begin as an earlier one did, `session` is one connection, `commands` is every command that is not on the hot path, `sampled` is the one check in sixteen that heat looks at.
 
 mod commands;
 mod longest_fill;
 mod recall;
 mod remote;
+mod sampled;
 mod session;
 
 use std::sync::Arc;
@@ -32,6 +33,8 @@ use crate::{
     buckets::{AT_MS_MAX, BucketTable, TableCounts, table::Moment},
     clock::Now,
     decision::{self, Answer, Ground, Reason, Tally},
+    heat::{Heat, board::Board},
+    hot::HotSettings,
     limits::{BATCH_CHECKS_MAX, SPARE_BUFFER_BYTES_MAX, SPARE_BUFFERS_MAX},
     metrics::counters::CoreCounters,
     policy::{LoadedPolicy, PolicyInForce, RuleCard},
@@ -87,6 +90,7 @@ pub struct Engine {
     spare_buffers: Vec<Vec<u8>>,
     no_rule: RuleReply,
     recall: Recall,
+    heat: Heat,
     /// Counts the policies that this core has seen, from 1.
     generation: u64,
     first_id: u64,
@@ -194,6 +198,12 @@ impl Engine {
             spare_buffers: Vec::new(),
             no_rule: RuleReply::new("", decision::UNLIMITED),
             recall: Recall::new(),
+            heat: Heat::new(
+                &HotSettings::default(),
+                &Arc::new(Board::new(1, HotSettings::default().heat_keys)),
+                0,
+                shared.seed,
+            ),
             generation: 1,
             first_id: index as u64 + 1,
             id_step: cores as u64,
@@ -208,6 +218,13 @@ impl Engine {
         self
     }
 
+    /// Its heat is published; without this it has one of its own that nobody reads.
+    #[must_use]
+    pub fn with_heat(mut self, heat: Heat) -> Self {
+        self.heat = heat;
+        self
+    }
+
     /// The way to the shards, for the transport, which moves its bytes.
     pub fn remote(&mut self) -> Option<&mut Remote> {
         self.remote.as_mut()
@@ -217,6 +234,7 @@ impl Engine {
     #[inline]
     pub fn tick(&mut self, now: Now) {
         self.now = Now { mono_ms: now.mono_ms.min(AT_MS_MAX), ..now };
+        self.heat.tick(self.now.mono_ms);
         if let Some(remote) = &mut self.remote {
             remote.redis.at(self.now.mono_us);
         }
@@ -464,6 +482,8 @@ impl Engine {
             self.fail(conn, &error);
             return Ok(Some(()));
         }
+        let is_sampled = self.sample(before, &attributes);
+        let snapshot = &self.policy.snapshot;
         if self.remote.is_some() {
             let head = self.identity_head(before, &attributes, last_is_known, cost);
             let (snapshot, applied) = (&self.policy.snapshot, &self.applied[before..]);
@@ -472,7 +492,7 @@ impl Engine {
                 let one = if let [only] = applied { Some(only.rule) } else { None };
                 self.recall.learn(&bytes[..last_at], cost, (one, head), self.generation, recipe);
             }
-            self.ask(conn, cost, before, &attributes);
+            self.ask((conn, is_sampled), cost, before, &attributes);
             return Ok(Some(()));
         }
         let applied = &self.applied[before..];
@@ -506,12 +526,24 @@ impl Engine {
         let ask = if let Some(rule) = entry.one {
             let key = self.policy.snapshot.follow_one(&entry.recipe, value);
             self.table.prefetch(key);
+            if self.heat.samples() {
+                let one = Applied { rule, override_index: Applied::NO_OVERRIDE, key };
+                if sampled::touch(&mut self.heat, &self.policy, false, &[one]) {
+                    self.heat.want_names();
+                    return None;
+                }
+            }
             Ask::One { rule, key }
         } else {
             let before = self.applied.len();
             self.policy.snapshot.follow(&entry.recipe, value, &mut self.applied);
             for one in &self.applied[before..] {
                 self.table.prefetch(one.key);
+            }
+            if self.heat.samples() && sampled::touch(&mut self.heat, &self.policy, false, &self.applied[before..]) {
+                self.heat.want_names();
+                self.applied.truncate(before);
+                return None;
             }
             Ask::Check { rules: (self.applied.len() - before) as u32 }
         };
@@ -538,8 +570,9 @@ impl Engine {
         }
         let before = self.applied.len();
         snapshot.applying(&attributes, self.now.unix_ms, &mut self.scratch, &mut self.applied)?;
+        let is_sampled = self.sample(before, &attributes);
         if self.remote.is_some() {
-            self.ask(conn, cost, before, &attributes);
+            self.ask((conn, is_sampled), cost, before, &attributes);
             return Ok(());
         }
         let rules = (self.applied.len() - before) as u32;
@@ -550,8 +583,9 @@ impl Engine {
     /// A throttle call: its bucket is named by the key and the dialect, its rate comes with the call.
     fn throttle(&mut self, conn: ConnId, dialect: Dialect, call: &Throttle<'_>) {
         let key = xxh3_64_with_seed(call.key, self.throttle_seeds[dialect as usize]);
+        let is_sampled = self.sample_throttle(dialect, call.key, key);
         if self.remote.is_some() {
-            return self.ask_throttle(conn, dialect, call, key);
+            return self.ask_throttle((conn, is_sampled), dialect, call, key);
         }
         self.table.prefetch(key);
         self.longest_fill.see(call.rate.fill_ms());

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use policy_sync::snapshot::{Applied, Attributes};
 use resp_client::{Action, LinkId};
 
-use super::{ConnId, Engine, RuleReply, mark, pause_behind, recall::IdentityHead};
+use super::{ConnId, Engine, RuleReply, mark, pause_behind, recall::IdentityHead, sampled};
 use crate::{
     decision::{Answer, By, Reason, Verdict},
     engine::session::Session,
@@ -106,10 +106,17 @@ impl Session {
 impl Engine {
     /// Asks the store for a check whose rules are `Engine::applied` from `first`.
     #[inline]
-    pub(super) fn ask(&mut self, conn: ConnId, cost: u32, first: usize, attributes: &Attributes<'_>) {
+    pub(super) fn ask(
+        &mut self,
+        (conn, is_sampled): (ConnId, bool),
+        cost: u32,
+        first: usize,
+        attributes: &Attributes<'_>,
+    ) {
         let Some(remote) = &mut self.remote else { return };
-        let question = Question { conn, cost, now_us: self.now.mono_us };
-        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now);
+        let question = Question { conn, cost, now_us: self.now.mono_us, is_sampled };
+        let mut around =
+            Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now).with_heat(&mut self.heat);
         let asked = remote.store.ask(&mut around, &remote.redis, question, &self.applied[first..], attributes);
         self.applied.truncate(first);
         self.answered(conn, Asker::Check, asked);
@@ -153,8 +160,10 @@ impl Engine {
             return None;
         }
         let remote = self.remote.as_mut()?;
-        let question = Question { conn, cost: entry.cost, now_us: self.now.mono_us };
+        let is_sampled = self.heat.samples();
+        let question = Question { conn, cost: entry.cost, now_us: self.now.mono_us, is_sampled };
         if let Some(rule) = entry.one
+            && !is_sampled
             && let card = &self.policy.cards[rule as usize]
             && let key = self.policy.snapshot.follow_one(&entry.recipe, value)
             && let Some(said) = remote.store.rejection(card, key, &question)
@@ -173,7 +182,13 @@ impl Engine {
         }
         let first = self.applied.len();
         self.policy.snapshot.follow(&entry.recipe, value, &mut self.applied);
-        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now);
+        if is_sampled && sampled::touch(&mut self.heat, &self.policy, true, &self.applied[first..]) {
+            self.heat.want_names();
+            self.applied.truncate(first);
+            return None;
+        }
+        let mut around =
+            Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now).with_heat(&mut self.heat);
         let applied = &self.applied[first..];
         let write = |identity: &mut Vec<u8>| head.write(value, identity);
         let asked = remote.store.ask_known(&mut around, &remote.redis, question, applied, write);
@@ -183,10 +198,17 @@ impl Engine {
     }
 
     /// Asks the store for a throttle call.
-    pub(super) fn ask_throttle(&mut self, conn: ConnId, dialect: Dialect, call: &Throttle<'_>, hash: u64) {
+    pub(super) fn ask_throttle(
+        &mut self,
+        (conn, is_sampled): (ConnId, bool),
+        dialect: Dialect,
+        call: &Throttle<'_>,
+        hash: u64,
+    ) {
         let Some(remote) = &mut self.remote else { return };
-        let question = Question { conn, cost: call.cost, now_us: self.now.mono_us };
-        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now);
+        let question = Question { conn, cost: call.cost, now_us: self.now.mono_us, is_sampled };
+        let mut around =
+            Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now).with_heat(&mut self.heat);
         let bucket = ThrottleBucket { family: dialect.family(), key: call.key, hash, rate: call.rate };
         let asked = remote.store.throttle(&mut around, &remote.redis, question, &bucket);
         self.answered(conn, Asker::Throttle(dialect), asked);
@@ -269,7 +291,8 @@ impl Engine {
 
     fn with_remote(&mut self, act: impl FnOnce(&mut Redis, &mut Store, &mut Surroundings<'_>)) {
         let Some(Remote { redis, store }) = &mut self.remote else { return };
-        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now);
+        let mut around =
+            Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now).with_heat(&mut self.heat);
         act(redis, store, &mut around);
     }
 

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
+    heat::Owner,
     metrics::counters::CoreCounters,
     policy::{LocalTerms, RuleSlots},
 };
@@ -235,5 +236,51 @@ fn a_check_without_attributes_is_refused() {
         engine.bytes_in(CONN, &request(words));
         let text = String::from_utf8(replies(&mut engine)).unwrap();
         assert!(text.starts_with("-ERR CHECK needs at least one attribute"), "{text}");
+    }
+}
+
+/// Remembered or not, alone or one of several, shadow or not: every bucket of a sampled check is counted, and has its name.
+#[test]
+fn heat_names_every_bucket_however_requests_come() {
+    use crate::{
+        heat::{DecidedBy, board::Board},
+        hot::HotSettings,
+    };
+
+    let settings = HotSettings::default();
+    let board = Arc::new(Board::new(1, settings.heat_keys));
+    // Without overrides, so that requests are remembered.
+    let (engine, in_force) = engine(POLICY.split("[[override]]").next().unwrap());
+    let mut engine = engine.with_heat(Heat::new(&settings, &board, 0, 1));
+    let alone = request(&["CHECK", "tenant", "small", "key", "b"]);
+    let several = request(&["CHECK", "zone", "eu", "path", "/v1/login", "method", "POST", "key", "a\x1b"]);
+    let typed = request(&["check", "tenant", "typed", "key", "c"]);
+    let throttle = request(&["CL.THROTTLE", "user 1", "2", "1", "3600"]);
+    let unruled = request(&["CHECK", "color", "red"]);
+    let rounds = 2_000;
+    for at in 0..rounds {
+        engine.tick(Now::of_ms(1 + at, 1));
+        engine.bytes_in(CONN, &[&alone[..], &several, &typed, &throttle, &unruled].concat());
+        assert_eq!(String::from_utf8(replies(&mut engine)).unwrap().matches("*6\r\n").count(), 4);
+    }
+    engine.tick(Now::of_ms(rounds + 1_000, 1));
+    let cards = &in_force.load().cards;
+    let rule = |index: usize| Owner::Rule(cards[index].slot);
+    let expected = [
+        (rule(0), "key=a%1B", DecidedBy::Memory),
+        (rule(1), "*", DecidedBy::Memory),
+        (rule(2), "key=b&tenant=small", DecidedBy::Memory),
+        (rule(2), "key=c&tenant=typed", DecidedBy::Memory),
+        (rule(3), "key=a%1B", DecidedBy::Shadow),
+        (Owner::Throttle("cl.throttle"), "user%201", DecidedBy::Memory),
+    ];
+    let found = board.hottest(rounds + 1_000, 100);
+    assert_eq!(found.len(), expected.len(), "{found:?}");
+    for (owner, name, by) in expected {
+        let key = found.iter().find(|key| key.owner == owner && key.name == name);
+        let key = key.unwrap_or_else(|| panic!("{name} in {found:?}"));
+        assert_eq!(key.shares().collect::<Vec<_>>(), [(by, 1.0)]);
+        // 1,000 a second for two seconds, and nothing for one.
+        assert!((150.0..1_000.0).contains(&key.per_second), "{name}: {}", key.per_second);
     }
 }

@@ -7,26 +7,56 @@ pub mod leases;
 pub mod rejections;
 
 use policy_sync::rate::Rate;
+use serde::{Deserialize, Serialize};
 
-use self::rejections::{Rejection, Rejections};
+use self::{
+    leases::Leases,
+    rejections::{Rejection, Rejections},
+};
 
-/// How much is remembered of hot keys; settings.
-#[derive(Clone, Copy, Debug)]
+/// Settings of everything about hot keys.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct HotSettings {
     /// Empty buckets that are remembered.
     pub rejections: usize,
+    /// Leases that a gateway may have at once.
+    pub leases: usize,
+    /// The most of a bucket's capacity that a lease on `auto` takes at once, above 0 and at most 1.
+    pub lease_share: f64,
+    /// Leases on `auto` begin above so many checks a second of one bucket on this gateway, and end below half of it.
+    pub lease_auto_above: u32,
+    /// A lease that nothing was spent of for this long is given back, in milliseconds.
+    pub lease_quiet_ms: u64,
+    /// Keys that each core counts, half a kilobyte each.
+    pub heat_keys: usize,
+}
+
+impl Default for HotSettings {
+    fn default() -> Self {
+        Self {
+            rejections: 65_536,
+            leases: 4_096,
+            lease_share: 0.1,
+            lease_auto_above: 1_000,
+            lease_quiet_ms: 1_000,
+            heat_keys: 128,
+        }
+    }
 }
 
 /// What the cores of a gateway share about hot keys.
 pub struct Hot {
     /// Buckets that are empty.
     pub rejections: Rejections,
+    /// Tokens that were taken in advance.
+    pub leases: Leases,
 }
 
 impl Hot {
     /// Everything that it will ever need.
-    pub fn new(settings: HotSettings) -> Self {
-        Self { rejections: Rejections::new(settings.rejections) }
+    pub fn new(settings: &HotSettings) -> Self {
+        Self { rejections: Rejections::new(settings.rejections), leases: Leases::new(settings.leases) }
     }
 
     /// Whether a bucket is known not to hold this cost.

@@ -341,7 +341,7 @@ mod tests {
             if let Some(said) = said {
                 let after_us = wait_us + said.retry_after_ms as u64 * 1_000;
                 prop_assert!(holds_at(after_us) >= cost as f64 - 1e-6);
-                prop_assert!(said.remaining >= 0 && said.remaining < cost as i64);
+                prop_assert!(said.remaining >= 0 && said.remaining < cost.cast_signed());
                 prop_assert!(said.retry_after_ms > 0 && said.retry_after_ms <= said.reset_after_ms);
             } else {
                 prop_assert!(holds_at(wait_us) >= cost as f64 - 1e-6);

@@ -1,9 +1,13 @@
 //! `/v1/status`: what an operator asks first, as JSON.
 
+use std::collections::HashMap;
+
 use serde_json::json;
 
 use crate::{
     control,
+    heat::{Owner, Thresholds, board::HotKey},
+    policy::LoadedPolicy,
     server::Process,
     store::{breaker::State, setup::StorePlan, shards::ShardCounters},
 };
@@ -35,6 +39,40 @@ fn store(plan: &StorePlan) -> serde_json::Value {
         "in_flight": cores().map(|links| links.in_flight.value()).sum::<u64>(),
         "shards": shards,
     })
+}
+
+/// The most keys of the list of the hottest.
+const HOT_LISTED_MAX: usize = 100;
+
+/// The hottest keys of all cores. Those whose rule is gone are left out.
+fn hot(process: &Process, policy: &LoadedPolicy) -> Vec<serde_json::Value> {
+    let names: HashMap<u32, &str> =
+        policy.cards.iter().zip(&policy.policy.rules).map(|(card, rule)| (card.slot, rule.name.as_str())).collect();
+    let thresholds = Thresholds::new(&process.settings.hot);
+    let keys = process.heat.hottest(process.clock.now().mono_ms, HOT_LISTED_MAX);
+    let of_key = |key: HotKey| {
+        let rule = match key.owner {
+            Owner::Rule(slot) => *names.get(&slot)?,
+            Owner::Throttle(command) => command,
+        };
+        let decided_by: serde_json::Map<_, _> =
+            key.shares().map(|(by, share)| (by.word().to_owned(), json!(rounded(share)))).collect();
+        Some(json!({
+            "key": key.name,
+            "rule": rule,
+            "checks_per_second": rounded(key.per_second),
+            "checks_per_second_max": rounded(key.per_second_max),
+            "heat": thresholds.judge(key.per_second).word(),
+            "decided_by": decided_by,
+            "saved_calls_per_second": process.store.as_ref().map(|_| rounded(key.saved_calls_per_second())),
+        }))
+    };
+    keys.into_iter().filter_map(of_key).collect()
+}
+
+/// To thousandths: no estimate is better, and 32-bit floats are ugly in 64 bits.
+fn rounded(value: f32) -> f64 {
+    (f64::from(value) * 1000.0).round() / 1000.0
 }
 
 /// The page.
@@ -89,6 +127,7 @@ pub(super) fn page(process: &Process) -> String {
             "stall_timeout_ms": limits.stall_timeout_ms,
         },
         "store": process.store.as_ref().map(store),
+        "hot": hot(process, &loaded),
         "buckets": {
             "capacity": process.table.capacity(),
             "inserted": sum(|core| core.buckets_inserted.value()),

@@ -25,6 +25,10 @@ pub(super) struct Missing<'a> {
     /// That of its shard's breaker.
     pub(super) epoch: u16,
     pub(super) why: Why,
+    /// Heat looks at its check.
+    pub(super) is_sampled: bool,
+    /// How much of a call it took all the same.
+    pub(super) calls: f32,
 }
 
 /// Answers for all that is missing of a check, so that what is taken here is taken from all or from none. `None` where
@@ -38,7 +42,7 @@ pub(super) fn answer<'a>(
 ) -> Option<Verdict> {
     let mut taken: SmallVec<[(u64, Rate); 4]> = SmallVec::new();
     let (mut allowed, mut denied, mut closed): (Option<Verdict>, Option<Verdict>, Option<Verdict>) = (None, None, None);
-    for Missing { bucket, epoch, why } in missing {
+    for Missing { bucket, epoch, why, is_sampled, calls } in missing {
         let (on_failure, local) = terms(policy, settings, bucket);
         let by = match on_failure {
             OnFailure::Open => By::Open,
@@ -46,6 +50,7 @@ pub(super) fn answer<'a>(
             OnFailure::Local => By::Local,
         };
         count(around, policy, bucket, by, why);
+        around.sampled(is_sampled, bucket, by, calls);
         let rule = (bucket.rule != NO_RULE).then_some(bucket.rule);
         match on_failure {
             OnFailure::Open => {

@@ -51,6 +51,7 @@ use crate::{
     clock::Now,
     decision::{self, Answer, By, Reason, UNRULED, Verdict, Why},
     engine::ConnId,
+    heat::{Heat, Warmth},
     hot::{self, Hot, mix, rejections::Rejection},
     metrics::counters::CoreCounters,
     policy::{LoadedPolicy, LocalTerms, RuleCard},
@@ -160,6 +161,8 @@ pub struct Question {
     pub cost: u32,
     /// When it arrived, in microseconds since the process began.
     pub now_us: u64,
+    /// Heat looks at it.
+    pub is_sampled: bool,
 }
 
 /// A throttle call: its own limit, whatever the policy says.
@@ -187,6 +190,8 @@ pub struct Surroundings<'a> {
     pub now_ms: u64,
     /// The same in microseconds.
     pub now_us: u64,
+    /// What is told who answered the checks that are sampled.
+    pub heat: Option<&'a mut Heat>,
 }
 
 impl<'a> Surroundings<'a> {
@@ -198,7 +203,38 @@ impl<'a> Surroundings<'a> {
         counters: &'a CoreCounters,
         now: Now,
     ) -> Self {
-        Self { table, table_counts, counters, now_ms: now.mono_ms, now_us: now.mono_us }
+        Self { table, table_counts, counters, now_ms: now.mono_ms, now_us: now.mono_us, heat: None }
+    }
+
+    /// The same with a heat.
+    #[inline]
+    #[must_use]
+    pub fn with_heat(mut self, heat: &'a mut Heat) -> Self {
+        self.heat = Some(heat);
+        self
+    }
+
+    /// How warm a bucket is, by its key in [`Applied`]: may a lease begin, go on, must it end? Worth asking for checks that
+    /// are sampled ([`Question::is_sampled`]), since no other can have made a bucket hot, and for buckets that have a lease.
+    pub fn warmth(&mut self, key: u64) -> Warmth {
+        self.heat.as_mut().map_or(Warmth::Cold, |heat| heat.warmth(key))
+    }
+
+    /// Tells the heat who answered a sampled check for a bucket, and how much of a call that took.
+    #[inline]
+    fn sampled(&mut self, is_sampled: bool, bucket: &Bucket, by: By, calls: f32) {
+        if is_sampled && let Some(heat) = &mut self.heat {
+            heat.decided(bucket.local_key, by.into(), calls);
+        }
+    }
+
+    /// Counts who decided for a rule without a call.
+    #[inline]
+    fn decided(&mut self, policy: &LoadedPolicy, one: &Applied, by: By, is_sampled: bool) {
+        self.counters.decided_by(policy.cards[one.rule as usize].slot, by).add(1);
+        if is_sampled && let Some(heat) = &mut self.heat {
+            heat.decided(one.key, by.into(), 0.0);
+        }
     }
 
     fn count(&self, policy: &LoadedPolicy, rule: u32, reason: Reason) {
@@ -448,18 +484,19 @@ impl Store {
 
     fn send_waiting(&mut self, around: &mut Surroundings<'_>, calls: &mut impl Calls, handle: Handle) {
         let group = &self.tables.groups[handle];
-        let (mut sum, mut takers, mut next) = (0u64, 0, group.waiting.first());
+        let (mut sum, mut takers, mut parts, mut next) = (0u64, 0, 0, group.waiting.first());
         while let Some(part) = next {
             let share = group.share(&self.tables.parts[part]);
             sum += u64::from(share);
             takers += usize::from(share > 0);
+            parts += 1;
             next = self.tables.parts[part].next_of_group;
         }
         // At most the capacity, which is 32 bits wide.
         let cost = sum.min(u64::from(group.capacity())) as u32;
         let take = if takers > 1 { TakeMode::UpTo } else { TakeMode::Exactly };
         let shard = calls.shard(group.slot);
-        self.tables.groups[handle].shard = shard;
+        (self.tables.groups[handle].shard, self.tables.groups[handle].parts_of_call) = (shard, parts);
         let group = &self.tables.groups[handle];
         let admission = shard
             .map_or(Admission::Go, |shard| self.shards.breaker(shard).admit(&self.settings.breaker, around.now_ms));
@@ -562,6 +599,7 @@ impl Store {
         let passes = fits && deal.take(cost);
         entry.state = if passes { PartState::Granted } else { PartState::Denied };
         for (bucket, reply) in group.buckets.iter().zip(replies) {
+            around.sampled(asker.is_sampled, bucket, By::Redis, group.call_share());
             let rule = (bucket.rule != NO_RULE).then_some(bucket.rule);
             let said = Verdict { rule, ..reply.verdict(left, cost, passes, &bucket.rate, 0) };
             if let Some(rule) = rule {
@@ -638,9 +676,13 @@ impl Store {
             PartState::Failed(why) => Some(why),
             PartState::Out => Some(Why::Timeout),
         };
-        let group = &self.tables.groups[part.group];
+        let (group, is_sampled) =
+            (&self.tables.groups[part.group], part.check.is_some_and(|check| self.tables.checks[check].is_sampled));
+        let calls = if matches!(why, Some(Why::Timeout | Why::Refused)) { group.call_share() } else { 0.0 };
         let epoch = group.shard.map_or(0, |shard| self.shards.breaker(shard).epoch());
-        why.into_iter().flat_map(move |why| group.buckets.iter().map(move |bucket| Missing { bucket, epoch, why }))
+        why.into_iter().flat_map(move |why| {
+            group.buckets.iter().map(move |bucket| Missing { bucket, epoch, why, is_sampled, calls })
+        })
     }
 
     /// Lets the parts of a decided check go. What was granted counts, or goes back where the check does not pass.
@@ -793,7 +835,7 @@ impl Desk<'_> {
     #[inline]
     fn rejected(
         &self,
-        around: &Surroundings<'_>,
+        around: &mut Surroundings<'_>,
         question: Question,
         one: &Applied,
         rate: &Rate,
@@ -802,7 +844,7 @@ impl Desk<'_> {
         let hot_key = hot::bucket_key(one.key, rate);
         let Some(said) = self.hot.rejection(hot_key, rate, question.cost, question.now_us) else { return so_far };
         around.count(self.policy, one.rule, Reason::Denied);
-        around.counters.decided_by(self.policy.cards[one.rule as usize].slot, By::Rejection).add(1);
+        around.decided(self.policy, one, By::Rejection, question.is_sampled);
         Some(decision::longer(so_far, said.verdict(rate, Some(one.rule))))
     }
 
@@ -865,6 +907,7 @@ impl Desk<'_> {
             conn: question.conn,
             cost: question.cost,
             policy: self.generation,
+            is_sampled: question.is_sampled,
             ..tables::Check::default()
         };
         Some(check)
@@ -894,7 +937,9 @@ impl Desk<'_> {
     /// As many checks wait as may: the failure policies answer.
     #[cold]
     fn overloaded(&self, around: &mut Surroundings<'_>, question: Question, buckets: &[Bucket]) -> Asked {
-        let missing = buckets.iter().map(|bucket| Missing { bucket, epoch: 0, why: Why::Overloaded });
+        let is_sampled = question.is_sampled;
+        let missing =
+            buckets.iter().map(|bucket| Missing { bucket, epoch: 0, why: Why::Overloaded, is_sampled, calls: 0.0 });
         let verdict = fallback::answer(around, self.policy, self.settings, missing, question.cost).unwrap_or(UNRULED);
         if verdict.answer == Answer::Allow {
             around.count_allowed(self.policy, buckets);

@@ -38,12 +38,17 @@ pub struct StorePlan {
 }
 
 impl StorePlan {
-    /// The plan of these settings; `None` where the counts stay in the process.
+    /// The plan of these settings and those of hot keys; `None` where the counts stay in the process.
     ///
     /// # Errors
     ///
     /// What is wrong with the settings or with a file that they name.
-    pub fn new(settings: &config::Redis, cores: usize, seed: u64) -> Result<Option<Self>, StoreError> {
+    pub fn new(
+        settings: &config::Redis,
+        hot: &HotSettings,
+        cores: usize,
+        seed: u64,
+    ) -> Result<Option<Self>, StoreError> {
         let seeds = settings.seeds().map_err(|error| StoreError::of("redis.urls")(error.to_string()))?;
         let Some(mut client) = seeds else { return Ok(None) };
         client.connect_ms = settings.connect_timeout_ms;
@@ -75,7 +80,7 @@ impl StorePlan {
         // Certificates that cannot be used are found out here, not on the cores.
         resp_client::Client::new(client.clone(), seed, resp_client::Micros(0))
             .map_err(|error| StoreError::of("redis.ca_file")(error.to_string()))?;
-        let shards = Arc::new(Shards::new(settings.shards_max, cores, HotSettings { rejections: settings.rejections }));
+        let shards = Arc::new(Shards::new(settings.shards_max, cores, hot));
         Ok(Some(Self { client, asker, shards, seed }))
     }
 }

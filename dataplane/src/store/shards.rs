@@ -186,7 +186,7 @@ impl ShardCounters {
 
 impl Shards {
     /// Room for so many shards, and so many cores' counters of each.
-    pub fn new(shards: usize, cores: usize, hot: HotSettings) -> Self {
+    pub fn new(shards: usize, cores: usize, hot: &HotSettings) -> Self {
         let shard =
             |_| Shard { breaker: Breaker::default(), cores: (0..cores).map(|_| ShardCounters::default()).collect() };
         Self {
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn an_address_keeps_its_number_and_there_is_an_end_to_them() {
-        let shards = Shards::new(2, 1, HotSettings { rejections: 8 });
+        let shards = Shards::new(2, 1, &HotSettings::default());
         let numbers: Vec<_> = ["a:1", "b:1", "a:1", "c:1"].map(|name| shards.number(name).map(ShardId::index)).into();
         assert_eq!(numbers, [Some(0), Some(1), Some(0), None]);
     }

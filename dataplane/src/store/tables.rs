@@ -38,6 +38,8 @@ pub(super) struct Check {
     pub(super) cost: u32,
     /// The policy that its rules are of.
     pub(super) policy: u64,
+    /// Heat looks at it.
+    pub(super) is_sampled: bool,
     /// The parts of the rules that enforce.
     pub(super) parts: Option<Handle>,
     /// The parts of the shadow rules, dormant until the verdict.
@@ -92,6 +94,8 @@ pub(super) struct Group {
     pub(super) waiting: List,
     pub(super) flying: List,
     pub(super) is_in_flight: bool,
+    /// How many parts the last call was for.
+    pub(super) parts_of_call: u32,
     /// The call in flight decides about the breaker.
     pub(super) is_probe: bool,
     pub(super) is_dirty: bool,
@@ -103,6 +107,11 @@ impl Group {
     /// The most that every bucket can ever grant.
     pub(super) fn capacity(&self) -> u32 {
         self.buckets.iter().map(|bucket| bucket.rate.capacity).min().unwrap_or(0)
+    }
+
+    /// How much of the last call each of its parts took.
+    pub(super) fn call_share(&self) -> f32 {
+        1.0 / self.parts_of_call.max(1) as f32
     }
 
     /// What a part adds to a call: nothing where it only looks or can never have it.

@@ -147,7 +147,10 @@ impl Rig {
         change(&mut settings);
         let policy = file::parse(POLICY, "test").unwrap();
         let (policy, _) = LoadedPolicy::load(policy, 1, settings.local, &mut RuleSlots::new(8)).unwrap();
-        let (policy, shards) = (Arc::new(policy), Arc::new(Shards::new(2, 1, HotSettings { rejections: 64 })));
+        let (policy, shards) = (
+            Arc::new(policy),
+            Arc::new(Shards::new(2, 1, &HotSettings { rejections: 64, leases: 8, ..HotSettings::default() })),
+        );
         Self {
             store: Store::new(settings, Arc::clone(&shards), &policy, 1),
             fake: Fake {
@@ -173,6 +176,7 @@ impl Rig {
             counters: &self.counters,
             now_ms: self.now_us / 1000,
             now_us: self.now_us,
+            heat: None,
         };
         self.fake.now_us = self.now_us;
         (&mut self.store, &mut self.fake, around)
@@ -186,7 +190,7 @@ impl Rig {
         }
         let mut applied = Vec::new();
         policy.snapshot.applying(&attributes, 0, &mut Vec::new(), &mut applied).unwrap();
-        let question = Question { conn: ConnId(0), cost, now_us: self.now_us };
+        let question = Question { conn: ConnId(0), cost, now_us: self.now_us, is_sampled: false };
         let (store, fake, mut around) = self.parts();
         store.ask(&mut around, fake, question, &applied, &attributes)
     }
@@ -562,7 +566,7 @@ fn a_throttle_call_brings_its_limit_along() {
     let mut rig = Rig::new();
     let rate = Rate::new(policy_sync::model::Limit { capacity: 2, refill: 1, period_ms: 1000 }).unwrap();
     let ask = |rig: &mut Rig| {
-        let question = Question { conn: ConnId(0), cost: 1, now_us: rig.now_us };
+        let question = Question { conn: ConnId(0), cost: 1, now_us: rig.now_us, is_sampled: false };
         let bucket = ThrottleBucket { family: "throttle", key: b"user 1", hash: 5, rate };
         let (store, fake, mut around) = rig.parts();
         match store.throttle(&mut around, fake, question, &bucket) {
@@ -616,7 +620,7 @@ fn a_check_that_is_known_meets_the_others_of_its_identity() {
     });
     let mut applied = Vec::new();
     policy.snapshot.applying(&attributes, 0, &mut Vec::new(), &mut applied).unwrap();
-    let question = Question { conn: ConnId(0), cost: 1, now_us: rig.now_us };
+    let question = Question { conn: ConnId(0), cost: 1, now_us: rig.now_us, is_sampled: false };
     let (store, fake, mut around) = rig.parts();
     let write = |identity: &mut Vec<u8>| identity.extend_from_slice(b"key=a");
     let Asked::Later(second) = store.ask_known(&mut around, fake, question, &applied, write) else {
