@@ -13,6 +13,7 @@
 //! 9. [`policy`]: the policy in force, and how a new one replaces it.
 
 pub mod buckets;
+pub mod chance;
 pub mod cli;
 pub mod clock;
 pub mod commands;

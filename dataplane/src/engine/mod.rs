@@ -31,6 +31,7 @@ use self::{longest_fill::LongestFill, recall::Recall, session::Session};
 pub use self::{remote::Remote, session::ConnId};
 use crate::{
     buckets::{AT_MS_MAX, BucketTable, TableCounts, table::Moment},
+    chance::Chance,
     clock::Now,
     decision::{self, Answer, Ground, Reason, Tally},
     heat::{Heat, board::Board},
@@ -213,7 +214,8 @@ impl Engine {
     /// The counts are in this store.
     #[must_use]
     pub fn with_store(mut self, store: StoreSettings, shards: &Arc<Shards>, redis: Redis) -> Self {
-        let store = Store::new(store, Arc::clone(shards), &self.policy, self.generation);
+        let chance = Chance::new(self.throttle_seeds[0].wrapping_add(self.first_id));
+        let store = Store::new(store, Arc::clone(shards), &self.policy, self.generation, chance);
         self.remote = Some(Remote { store, redis });
         self
     }

@@ -4,18 +4,19 @@
 //! uniform from 1 to 31, which makes each check as likely as any other to be taken, and costs a countdown.
 
 use super::SAMPLE_EVERY;
+use crate::chance::Chance;
 
 /// The longest gap: with the shortest, 1, the mean is [`SAMPLE_EVERY`].
 const GAP_MAX: u32 = 2 * SAMPLE_EVERY - 1;
 
 pub(super) struct Sampler {
     countdown: u32,
-    state: u64,
+    chance: Chance,
 }
 
 impl Sampler {
     pub(super) fn new(seed: u64) -> Self {
-        let mut sampler = Self { countdown: 1, state: seed };
+        let mut sampler = Self { countdown: 1, chance: Chance::new(seed) };
         sampler.countdown = sampler.gap();
         sampler
     }
@@ -31,15 +32,9 @@ impl Sampler {
         true
     }
 
-    /// SplitMix64 (Steele, Lea, Flood 2014), and the top of its product with the range.
     #[inline(always)]
     fn gap(&mut self) -> u32 {
-        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.state;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        // Below `GAP_MAX`, so it fits.
-        1 + ((u128::from(mixed) * u128::from(GAP_MAX)) >> 64) as u32
+        1 + self.chance.below(GAP_MAX)
     }
 }
 

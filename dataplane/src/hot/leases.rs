@@ -143,6 +143,16 @@ impl Leases {
         Some(LeaseId(at))
     }
 
+    /// Whether there is a lease.
+    pub fn is_open(&self, key: u64) -> bool {
+        self.find(key).is_some()
+    }
+
+    /// Whether a lease is to have its next batch.
+    pub fn is_low(&self, key: u64) -> bool {
+        self.find(key).is_some_and(|line| line.is_low(line.tokens.load(Ordering::Relaxed) as u32))
+    }
+
     /// Begins to ask for a batch, unless somebody does, or one did not come a moment ago. A batch that was begun is
     /// ended, by [`Leases::deposit`] or [`Leases::fail`].
     pub fn begin_ask(&self, key: u64, now_ms: u64) -> bool {

@@ -29,6 +29,8 @@ pub(super) struct Missing<'a> {
     pub(super) is_sampled: bool,
     /// How much of a call it took all the same.
     pub(super) calls: f32,
+    /// What was asked of it: more than the check's cost where one check is asked for several.
+    pub(super) cost: u32,
 }
 
 /// Answers for all that is missing of a check, so that what is taken here is taken from all or from none. `None` where
@@ -40,9 +42,9 @@ pub(super) fn answer<'a>(
     missing: impl IntoIterator<Item = Missing<'a>>,
     cost: u32,
 ) -> Option<Verdict> {
-    let mut taken: SmallVec<[(u64, Rate); 4]> = SmallVec::new();
+    let mut taken: SmallVec<[(u64, Rate, u32); 4]> = SmallVec::new();
     let (mut allowed, mut denied, mut closed): (Option<Verdict>, Option<Verdict>, Option<Verdict>) = (None, None, None);
-    for Missing { bucket, epoch, why, is_sampled, calls } in missing {
+    for Missing { bucket, epoch, why, is_sampled, calls, cost: asked } in missing {
         let (on_failure, local) = terms(policy, settings, bucket);
         let by = match on_failure {
             OnFailure::Open => By::Open,
@@ -62,9 +64,11 @@ pub(super) fn answer<'a>(
             OnFailure::Local => {
                 let key = local_key(bucket.local_key, epoch);
                 let moment = Moment { now_ms: around.now_ms, fill_ms_max: settings.local.idle_ms };
+                // A bucket in memory may be too small for what is asked for several checks: then all it has.
+                let cost = cost.max(asked.min(local.capacity));
                 let outcome = decision::take(around.table, key, &local, cost, moment, around.table_counts);
                 if outcome.is_ok() && cost > 0 {
-                    taken.push((key, local));
+                    taken.push((key, local, cost));
                 }
                 let verdict = Verdict { rule, ..decision::verdict(outcome, &local, cost, 0, around.now_ms) };
                 if outcome.is_ok() {
@@ -81,7 +85,7 @@ pub(super) fn answer<'a>(
     let verdict = denied.or(closed).or(allowed)?;
     if verdict.answer != Answer::Allow {
         let moment = Moment { now_ms: around.now_ms, fill_ms_max: settings.local.idle_ms };
-        for (key, rate) in taken {
+        for (key, rate, cost) in taken {
             around.table.give_back(key, &rate, cost, moment, around.table_counts);
         }
     }

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! That is coalescing: parts that arrive in one wake-up for the same buckets leave as one call, those that arrive while it
-//! is in flight leave as the next. `deal` splits a grant, `fallback` answers what no store answered, `shards` is what all
+//! is in flight leave as the next. `deal` splits a grant, `leases` takes tokens in advance, `fallback` answers what no store answered, `shards` is what all
 //! cores know of the shards, `breaker` decides whether one is asked, `pool` bounds it all, `wire` speaks to the client.
 //!
 //! Shadow rules have parts of their own that nobody waits for: they lie dormant until the verdict, and then take (if the
@@ -21,6 +21,7 @@
 pub mod breaker;
 mod deal;
 mod fallback;
+mod leases;
 mod pool;
 pub mod setup;
 pub mod shards;
@@ -31,7 +32,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use policy_sync::{
     identity,
-    model::{Mode, OnFailure},
+    model::{Lease, Mode, OnFailure},
     rate::Rate,
     snapshot::{Applied, Attributes, Grant},
 };
@@ -41,6 +42,7 @@ use self::{
     breaker::{Admission, Report, State},
     deal::{BucketReply, Deal},
     fallback::Missing,
+    leases::{Owned, Said, begin_batch},
     pool::Handle,
     shards::{ShardId, Shards},
     tables::{Group, PartState, Tables},
@@ -48,11 +50,12 @@ use self::{
 };
 use crate::{
     buckets::{BucketTable, TableCounts},
+    chance::Chance,
     clock::Now,
     decision::{self, Answer, By, Reason, UNRULED, Verdict, Why},
     engine::ConnId,
     heat::{Heat, Warmth},
-    hot::{self, Hot, mix, rejections::Rejection},
+    hot::{self, Hot, leases::Spent, mix, rejections::Rejection},
     metrics::counters::CoreCounters,
     policy::{LoadedPolicy, LocalTerms, RuleCard},
 };
@@ -70,6 +73,17 @@ pub struct StoreSettings {
     pub throttle_on_failure: OnFailure,
     /// How the buckets in memory are made.
     pub local: LocalTerms,
+    /// How leases are taken and given back.
+    pub leases: LeaseTerms,
+}
+
+/// How leases are taken and given back; settings.
+#[derive(Clone, Copy, Debug)]
+pub struct LeaseTerms {
+    /// The most of a bucket's capacity that a lease on `auto` takes at once.
+    pub share: f64,
+    /// How long a lease is kept of which nothing is spent, in microseconds.
+    pub quiet_us: u64,
 }
 
 /// The way to the shards: what this module asks of a client, and what a simulator can be in its place.
@@ -262,11 +276,20 @@ pub struct Store {
     /// The policies that waiting checks are under; the last one is in force.
     policies: VecDeque<(u64, Arc<LoadedPolicy>)>,
     identity: Vec<u8>,
+    /// The leases that this core has opened, and closes.
+    leases: Owned,
+    chance: Chance,
 }
 
 impl Store {
     /// A store with everything that it will ever need.
-    pub fn new(settings: StoreSettings, shards: Arc<Shards>, policy: &Arc<LoadedPolicy>, generation: u64) -> Self {
+    pub fn new(
+        settings: StoreSettings,
+        shards: Arc<Shards>,
+        policy: &Arc<LoadedPolicy>,
+        generation: u64,
+        chance: Chance,
+    ) -> Self {
         Self {
             tables: Tables::new(settings.waiting_max),
             arrivals: VecDeque::with_capacity(settings.waiting_max),
@@ -274,6 +297,8 @@ impl Store {
             reports: vec![Report::default(); shards.len()].into(),
             policies: VecDeque::from([(generation, Arc::clone(policy))]),
             identity: Vec::with_capacity(1024),
+            leases: Owned::default(),
+            chance,
             settings,
             shards,
         }
@@ -287,6 +312,7 @@ impl Store {
                 || tables.groups.iter().any(|group| group.policy == known)
         });
         self.policies.push_back((generation, Arc::clone(policy)));
+        self.leases.look_soon();
     }
 
     /// Checks that wait.
@@ -316,7 +342,7 @@ impl Store {
         calls: &impl Calls,
         question: Question,
         applied: &[Applied],
-        write_identity: impl FnOnce(&mut Vec<u8>),
+        write_identity: impl Fn(&mut Vec<u8>),
     ) -> Asked {
         self.desk().ask_known(around, calls, question, applied, write_identity)
     }
@@ -356,6 +382,7 @@ impl Store {
             generation: *generation,
             policy,
             hot: self.shards.hot(),
+            chance: &mut self.chance,
         }
     }
 
@@ -363,6 +390,7 @@ impl Store {
     /// in flight; and tells the breakers what has ended.
     pub fn flush(&mut self, around: &mut Surroundings<'_>, calls: &mut impl Calls) {
         self.report(around);
+        self.close_leases(around);
         for at in 0.. {
             let Some(&group) = self.tables.dirty.get(at) else { break };
             self.tables.groups[group].is_dirty = false;
@@ -477,6 +505,7 @@ impl Store {
         self.drop_answered(handle);
         let group = &self.tables.groups[handle];
         if !group.is_in_flight && !group.waiting.is_empty() {
+            self.take_in_advance(around, handle);
             self.send_waiting(around, calls, handle);
         }
         self.tables.let_go(handle);
@@ -494,7 +523,7 @@ impl Store {
         }
         // At most the capacity, which is 32 bits wide.
         let cost = sum.min(u64::from(group.capacity())) as u32;
-        let take = if takers > 1 { TakeMode::UpTo } else { TakeMode::Exactly };
+        let take = if takers > 1 || group.has_batch { TakeMode::UpTo } else { TakeMode::Exactly };
         let shard = calls.shard(group.slot);
         (self.tables.groups[handle].shard, self.tables.groups[handle].parts_of_call) = (shard, parts);
         let group = &self.tables.groups[handle];
@@ -546,10 +575,23 @@ impl Store {
         let granted = replies.iter().map(|reply| reply.granted).min().unwrap_or(0);
         let mut deal = Deal::new(granted);
         let mut flying = std::mem::take(&mut self.tables.groups[handle].flying);
+        let mut batch = None;
         while let Some(part) = flying.pop(&mut self.tables.parts) {
-            self.deal_to(around, handle, part, &mut deal, replies);
+            if self.tables.parts[part].is_batch {
+                batch = Some(part);
+            } else {
+                self.deal_to(around, handle, part, &mut deal, replies);
+            }
         }
-        self.tables.give_back(handle, deal.left());
+        let mut left = deal.left();
+        if let Some(part) = batch {
+            let said = Said { replies, sent_at_us };
+            if self.deposit(around, handle, left, said) {
+                left = 0;
+            }
+            self.tables.release_part(part);
+        }
+        self.tables.give_back(handle, left);
         if deal.left() == 0 {
             self.remember(around, handle, replies, sent_at_us);
         }
@@ -632,7 +674,11 @@ impl Store {
         let mut flying = std::mem::take(&mut self.tables.groups[handle].flying);
         while let Some(part) = flying.pop(&mut self.tables.parts) {
             let Some(check) = self.tables.parts[part].check else {
-                around.counters.shadow_unknown.add(1);
+                if self.tables.parts[part].is_batch {
+                    self.lose_batch(around, handle);
+                } else {
+                    around.counters.shadow_unknown.add(1);
+                }
                 self.tables.release_part(part);
                 continue;
             };
@@ -680,19 +726,20 @@ impl Store {
             (&self.tables.groups[part.group], part.check.is_some_and(|check| self.tables.checks[check].is_sampled));
         let calls = if matches!(why, Some(Why::Timeout | Why::Refused)) { group.call_share() } else { 0.0 };
         let epoch = group.shard.map_or(0, |shard| self.shards.breaker(shard).epoch());
+        let cost = part.cost;
         why.into_iter().flat_map(move |why| {
-            group.buckets.iter().map(move |bucket| Missing { bucket, epoch, why, is_sampled, calls })
+            group.buckets.iter().map(move |bucket| Missing { bucket, epoch, why, is_sampled, calls, cost })
         })
     }
 
     /// Lets the parts of a decided check go. What was granted counts, or goes back where the check does not pass.
     fn settle_parts(&mut self, around: &Surroundings<'_>, check: Handle, answer: Answer) {
         let asker = &mut self.tables.checks[check];
-        let (cost, policy) = (asker.cost, policy_of(&self.policies, asker.policy));
+        let policy = policy_of(&self.policies, asker.policy);
         let mut next = asker.parts.take();
         while let Some(part) = next {
             let entry = &self.tables.parts[part];
-            let group = entry.group;
+            let (group, cost) = (entry.group, entry.cost);
             next = entry.next_of_check;
             if answer == Answer::Allow {
                 around.count_allowed(policy, &self.tables.groups[group].buckets);
@@ -700,7 +747,12 @@ impl Store {
             match entry.state {
                 // Its group has it in line, or in flight, and lets it go.
                 PartState::Out => continue,
-                PartState::Granted if answer != Answer::Allow => self.tables.give_back(group, cost),
+                PartState::Granted if answer != Answer::Allow => {
+                    let lease_key = self.tables.groups[group].lease_key;
+                    if !entry.is_leased || !self.shards.hot().leases.put_back(lease_key, cost) {
+                        self.tables.give_back(group, cost);
+                    }
+                }
                 PartState::Granted | PartState::Denied | PartState::Failed(_) => {}
             }
             self.tables.release_part(part);
@@ -737,6 +789,7 @@ struct Desk<'a> {
     generation: u64,
     policy: &'a LoadedPolicy,
     hot: &'a Hot,
+    chance: &'a mut Chance,
 }
 
 impl Desk<'_> {
@@ -750,12 +803,14 @@ impl Desk<'_> {
         attributes: &Attributes<'_>,
     ) -> Asked {
         let (mut refused, mut exempt): (Option<Verdict>, Option<u32>) = (None, None);
-        let (mut limits, mut shadows, mut rejected) = (false, false, None);
+        let (mut shadows, mut rejected) = (false, None);
+        let mut wants: SmallVec<[Want; 4]> = SmallVec::new();
         for one in applied {
             match (self.policy.cards[one.rule as usize].mode, self.policy.snapshot.grant(*one)) {
                 (Mode::Enforce, Grant::Limit(rate)) => {
-                    limits = true;
-                    rejected = self.rejected(around, question, one, rate, rejected);
+                    let want = self.want(one, rate, question.cost);
+                    rejected = self.rejected(around, question, &want, rejected);
+                    wants.push(want);
                 }
                 (Mode::Enforce, Grant::Deny) => {
                     refused = refused.or(Some(decision::refuse_always(one.rule)));
@@ -771,37 +826,164 @@ impl Desk<'_> {
                 (Mode::Off, _) => {}
             }
         }
-        let refused = refused.or(rejected);
-        if refused.is_some() || !limits {
-            let verdict = refused.unwrap_or(Verdict { rule: exempt, ..UNRULED });
-            if shadows {
-                self.shadows(around, calls, question, applied, attributes, Behind::Answer(verdict.answer));
+        let write_identity = |policy: &LoadedPolicy, rule: u32, identity: &mut Vec<u8>| {
+            policy.snapshot.encode_identity(rule, attributes, identity);
+        };
+        let asked = match refused.or(rejected) {
+            Some(verdict) => Asked::Now(verdict),
+            None if wants.is_empty() => Asked::Now(Verdict { rule: exempt, ..UNRULED }),
+            None => self.ask_for(around, calls, question, &wants, write_identity),
+        };
+        if shadows {
+            let behind = match asked {
+                Asked::Now(verdict) => Behind::Answer(verdict.answer),
+                Asked::Later(CheckId(check)) => Behind::Check(check),
+            };
+            self.shadows(around, calls, question, applied, attributes, behind);
+        }
+        asked
+    }
+
+    /// What a check wants of a rule's bucket, by how the rule meets hot keys.
+    #[inline]
+    fn want(&mut self, one: &Applied, rate: &Rate, cost: u32) -> Want {
+        let meets = self.policy.meets(one.rule, one.override_index);
+        let whole = Want { one: *one, rate: *rate, key: one.key, part: None, cost, one_in: 1, lease: meets.lease };
+        match (meets.split, meets.sample) {
+            (None, None) => whole,
+            (Some(of), _) => {
+                let part = self.chance.below(of);
+                // Checked with the policy.
+                let rate = rate.part(part, of).unwrap_or(*rate);
+                Want { rate, key: mix(one.key, u64::from(part) + 1), part: Some(part), lease: Lease::Off, ..whole }
             }
-            return Asked::Now(verdict);
+            // As many as its cost lets a bucket hold; who only looks, or never fits, asks for itself.
+            (None, Some(one_in)) => {
+                let one_in = one_in.min(rate.capacity.checked_div(cost).unwrap_or(1)).max(1);
+                Want { one_in, cost: cost.saturating_mul(one_in), lease: Lease::Off, ..whole }
+            }
+        }
+    }
+
+    /// Asks the store for a check with these wants, but for what leases pay and what is not sampled.
+    fn ask_for(
+        &mut self,
+        around: &mut Surroundings<'_>,
+        calls: &impl Calls,
+        question: Question,
+        wants: &[Want],
+        write_identity: impl Fn(&LoadedPolicy, u32, &mut Vec<u8>),
+    ) -> Asked {
+        // Not sampled: such a rule passes without being asked.
+        let is_asked = |chance: &mut Chance, want: &Want| want.one_in == 1 || chance.below(want.one_in) == 0;
+        let (asked, passed): (SmallVec<[Want; 4]>, SmallVec<[Want; 4]>) = {
+            let chance = &mut *self.chance;
+            wants.iter().copied().partition(|want| is_asked(chance, want))
+        };
+        let mut allowed = None;
+        for want in &passed {
+            around.decided(self.policy, &want.one, By::Sample, question.is_sampled);
+            allowed = Some(decision::tighter(allowed, want.passes_unasked(question.cost)));
+        }
+        if asked.is_empty() {
+            passed.iter().for_each(|want| around.count(self.policy, want.one.rule, Reason::Allowed));
+            return Asked::Now(allowed.unwrap_or(UNRULED));
+        }
+        // One part for all rules of an identity, when the first of them comes.
+        let is_first = |at: usize| !asked[..at].iter().any(|other| asked[at].shares_call(self.policy, other));
+        let spent: SmallVec<[Option<Spent>; 4]> =
+            (0..asked.len()).map(|at| is_first(at).then(|| self.spend(&asked[at..], question)).flatten()).collect();
+        if (0..asked.len()).all(|at| !is_first(at) || spent[at].is_some()) {
+            return self.paid(around, calls, question, &asked, &spent, (&passed, allowed), write_identity);
         }
         let Some(check) = self.begin(question) else {
-            return self.overloaded(around, question, &self.enforced(applied));
+            return self.overloaded(around, question, &self.buckets(&asked));
         };
-        for (at, one) in applied.iter().enumerate() {
-            // One part for all rules of an identity, when the first of them comes.
-            let is_first = || !applied[..at].iter().any(|other| shares_identity(self.policy, one, other));
-            if is_enforced_limit(self.policy, one) && is_first() {
-                let group = self.group(calls, &applied[at..], Some(one), |policy, rule, identity| {
-                    policy.snapshot.encode_identity(rule, attributes, identity);
-                });
-                let part = group.and_then(|group| self.tables.part(Some(check), group, question.cost));
-                let Some(part) = part else {
-                    self.unwind(check);
-                    return self.overloaded(around, question, &self.enforced(applied));
-                };
-                self.tables.parts[part].next_of_check = self.tables.checks[check].parts.replace(part);
-                self.tables.checks[check].outstanding += 1;
+        self.tables.checks[check].allowed = allowed;
+        for (at, spent) in spent.iter().enumerate().filter(|(at, _)| is_first(*at)) {
+            let group = self.group(calls, &asked[at..], &write_identity);
+            let part = group.and_then(|group| self.tables.part(Some(check), group, asked[at].cost));
+            let Some(part) = part else {
+                if spent.is_some() {
+                    self.hot.leases.put_back(self.lease_key(&asked[at..]), asked[at].cost);
+                }
+                self.unwind(check);
+                return self.overloaded(around, question, &self.buckets(&asked));
+            };
+            let entry = &mut self.tables.checks[check];
+            self.tables.parts[part].next_of_check = entry.parts.replace(part);
+            match spent {
+                None => entry.outstanding += 1,
+                Some(spent) => {
+                    entry.allowed = Some(decision::tighter(entry.allowed, tell(&asked, spent, question.now_us)));
+                    let part = &mut self.tables.parts[part];
+                    (part.state, part.is_leased) = (PartState::Granted, true);
+                    let group = part.group;
+                    self.decided_by_lease(around, &asked[at..], question.is_sampled);
+                    self.go_on(group, spent, question.now_us);
+                }
             }
         }
-        if shadows {
-            self.shadows(around, calls, question, applied, attributes, Behind::Check(check));
-        }
+        passed.iter().for_each(|want| around.count(self.policy, want.one.rule, Reason::Allowed));
         self.go(check, question)
+    }
+
+    /// All that a check wants was paid from leases, or is not asked for.
+    #[allow(clippy::too_many_arguments, reason = "the two halves of `ask_for`")]
+    fn paid(
+        &mut self,
+        around: &mut Surroundings<'_>,
+        calls: &impl Calls,
+        question: Question,
+        asked: &[Want],
+        spent: &[Option<Spent>],
+        (passed, mut allowed): (&[Want], Option<Verdict>),
+        write_identity: impl Fn(&LoadedPolicy, u32, &mut Vec<u8>),
+    ) -> Asked {
+        for (at, spent) in spent.iter().enumerate() {
+            let Some(spent) = spent else { continue };
+            allowed = Some(decision::tighter(allowed, tell(asked, spent, question.now_us)));
+            self.decided_by_lease(around, &asked[at..], question.is_sampled);
+            if spent.asks {
+                match self.group(calls, &asked[at..], &write_identity) {
+                    Some(group) => self.go_on(group, spent, question.now_us),
+                    None => self.hot.leases.fail(self.lease_key(&asked[at..]), around.now_ms),
+                }
+            }
+        }
+        for want in asked.iter().chain(passed) {
+            around.count(self.policy, want.one.rule, Reason::Allowed);
+        }
+        Asked::Now(allowed.unwrap_or(UNRULED))
+    }
+
+    fn decided_by_lease(&self, around: &mut Surroundings<'_>, wants: &[Want], is_sampled: bool) {
+        for want in members(self.policy, wants) {
+            around.decided(self.policy, &want.one, By::Lease, is_sampled);
+        }
+    }
+
+    /// Pays for the first want, and those that share its call, from their lease.
+    #[inline]
+    fn spend(&self, wants: &[Want], question: Question) -> Option<Spent> {
+        if question.cost == 0 || lease_of(self.policy, wants) == Lease::Off {
+            return None;
+        }
+        self.hot.leases.spend(self.lease_key(wants), wants[0].cost, question.now_us / 1_000)
+    }
+
+    /// The key of the lease of the first want and those that share its call: the same on all cores.
+    #[inline]
+    fn lease_key(&self, wants: &[Want]) -> u64 {
+        let version = self.policy.policy.version;
+        members(self.policy, wants).fold(version, |hash, want| mix(hash, want.bucket_key())).max(1)
+    }
+
+    /// A lease that is low gets its next batch.
+    fn go_on(&mut self, group: Handle, spent: &Spent, now_us: u64) {
+        if spent.asks {
+            begin_batch(self.tables, self.hot, self.settings, group, now_us);
+        }
     }
 
     /// A check of which it is known that all its rules enforce limits of their own, for one identity.
@@ -812,22 +994,28 @@ impl Desk<'_> {
         calls: &impl Calls,
         question: Question,
         applied: &[Applied],
-        write_identity: impl FnOnce(&mut Vec<u8>),
+        write_identity: impl Fn(&mut Vec<u8>),
     ) -> Asked {
         let mut rejected = None;
+        let mut wants: SmallVec<[Want; 4]> = SmallVec::new();
         for one in applied {
             if let Grant::Limit(rate) = self.policy.snapshot.grant(*one) {
-                rejected = self.rejected(around, question, one, rate, rejected);
+                let want = self.want(one, rate, question.cost);
+                rejected = self.rejected(around, question, &want, rejected);
+                wants.push(want);
             }
         }
         if let Some(verdict) = rejected {
             return Asked::Now(verdict);
         }
-        let group =
-            |desk: &mut Self| desk.group(calls, applied, applied.first(), |_, _, identity| write_identity(identity));
+        if let Some(spent) = self.spend(&wants, question) {
+            let write = |_: &LoadedPolicy, _: u32, identity: &mut Vec<u8>| write_identity(identity);
+            return self.paid(around, calls, question, &wants, &[Some(spent)], (&[], None), write);
+        }
+        let group = |desk: &mut Self| desk.group(calls, &wants, |_, _, identity| write_identity(identity));
         match self.ask_group(question, group) {
             Some(check) => check,
-            None => self.overloaded(around, question, &self.enforced(applied)),
+            None => self.overloaded(around, question, &self.buckets(&wants)),
         }
     }
 
@@ -837,15 +1025,14 @@ impl Desk<'_> {
         &self,
         around: &mut Surroundings<'_>,
         question: Question,
-        one: &Applied,
-        rate: &Rate,
+        want: &Want,
         so_far: Option<Verdict>,
     ) -> Option<Verdict> {
-        let hot_key = hot::bucket_key(one.key, rate);
-        let Some(said) = self.hot.rejection(hot_key, rate, question.cost, question.now_us) else { return so_far };
-        around.count(self.policy, one.rule, Reason::Denied);
-        around.decided(self.policy, one, By::Rejection, question.is_sampled);
-        Some(decision::longer(so_far, said.verdict(rate, Some(one.rule))))
+        let known = self.hot.rejection(want.bucket_key(), &want.rate, want.cost, question.now_us);
+        let Some(said) = known else { return so_far };
+        around.count(self.policy, want.one.rule, Reason::Denied);
+        around.decided(self.policy, &want.one, By::Rejection, question.is_sampled);
+        Some(decision::longer(so_far, said.verdict(&want.rate, Some(want.one.rule))))
     }
 
     fn throttle(
@@ -917,7 +1104,9 @@ impl Desk<'_> {
     fn go(&mut self, check: Handle, question: Question) -> Asked {
         let mut next = self.tables.checks[check].parts;
         while let Some(part) = next {
-            self.tables.queue(part);
+            if !self.tables.parts[part].is_leased {
+                self.tables.queue(part);
+            }
             next = self.tables.parts[part].next_of_check;
         }
         self.arrivals.push_back((question.now_us + self.settings.deadline_us, check));
@@ -928,7 +1117,12 @@ impl Desk<'_> {
     fn unwind(&mut self, check: Handle) {
         let mut next = self.tables.checks[check].parts.take();
         while let Some(part) = next {
-            next = self.tables.parts[part].next_of_check;
+            let entry = &self.tables.parts[part];
+            next = entry.next_of_check;
+            if entry.is_leased {
+                // Where the lease is closed by now, the token is lost.
+                self.hot.leases.put_back(self.tables.groups[entry.group].lease_key, entry.cost);
+            }
             self.tables.release_part(part);
         }
         self.tables.checks.give(check);
@@ -938,8 +1132,8 @@ impl Desk<'_> {
     #[cold]
     fn overloaded(&self, around: &mut Surroundings<'_>, question: Question, buckets: &[Bucket]) -> Asked {
         let is_sampled = question.is_sampled;
-        let missing =
-            buckets.iter().map(|bucket| Missing { bucket, epoch: 0, why: Why::Overloaded, is_sampled, calls: 0.0 });
+        let (why, cost) = (Why::Overloaded, question.cost);
+        let missing = buckets.iter().map(|bucket| Missing { bucket, epoch: 0, why, is_sampled, calls: 0.0, cost });
         let verdict = fallback::answer(around, self.policy, self.settings, missing, question.cost).unwrap_or(UNRULED);
         if verdict.answer == Answer::Allow {
             around.count_allowed(self.policy, buckets);
@@ -947,10 +1141,8 @@ impl Desk<'_> {
         Asked::Now(verdict)
     }
 
-    /// The buckets of the rules that enforce a limit.
-    fn enforced(&self, applied: &[Applied]) -> SmallVec<[Bucket; 8]> {
-        let enforced = applied.iter().filter(|one| is_enforced_limit(self.policy, one));
-        enforced.filter_map(|one| bucket_of(self.policy, one)).collect()
+    fn buckets(&self, wants: &[Want]) -> SmallVec<[Bucket; 8]> {
+        wants.iter().map(|want| want.bucket(self.policy)).collect()
     }
 
     /// The parts of the shadow rules: dormant behind a check, or on their way at once where the answer is known.
@@ -963,18 +1155,23 @@ impl Desk<'_> {
         attributes: &Attributes<'_>,
         behind: Behind,
     ) {
-        let cost = question.cost;
         let check = if let Behind::Check(check) = behind { Some(check) } else { None };
         for one in applied {
             let Grant::Limit(rate) = self.policy.snapshot.grant(*one) else { continue };
             if self.policy.cards[one.rule as usize].mode != Mode::Shadow {
                 continue;
             }
-            if self.hot.rejection(hot::bucket_key(one.key, rate), rate, cost, question.now_us).is_some() {
+            let want = self.want(one, rate, question.cost);
+            if self.hot.rejection(want.bucket_key(), &want.rate, want.cost, question.now_us).is_some() {
                 around.count(self.policy, one.rule, Reason::ShadowDenied);
                 continue;
             }
-            let group = self.group(calls, std::slice::from_ref(one), None, |policy, rule, identity| {
+            if want.one_in > 1 && self.chance.below(want.one_in) > 0 {
+                around.count(self.policy, one.rule, Reason::ShadowAllowed);
+                continue;
+            }
+            let (cost, want) = (want.cost, Want { lease: Lease::Off, ..want });
+            let group = self.group(calls, std::slice::from_ref(&want), |policy, rule, identity| {
                 policy.snapshot.encode_identity(rule, attributes, identity);
             });
             let Some(part) = group.and_then(|group| self.tables.part(check, group, cost)) else {
@@ -993,62 +1190,133 @@ impl Desk<'_> {
         }
     }
 
-    /// The group of the buckets of one identity: of the first rule alone, or of all that enforce and share `with`'s.
+    /// The group of the buckets of the first want, and of those that share its call.
     #[inline]
     fn group(
         &mut self,
         calls: &impl Calls,
-        applied: &[Applied],
-        with: Option<&Applied>,
-        write_identity: impl FnOnce(&LoadedPolicy, u32, &mut Vec<u8>),
+        wants: &[Want],
+        write_identity: impl Fn(&LoadedPolicy, u32, &mut Vec<u8>),
     ) -> Option<Handle> {
         let (policy, generation) = (self.policy, self.generation);
-        let members = |one: &&Applied| with.is_none_or(|with| shares_identity(policy, with, one));
-        let hash = applied
-            .iter()
-            .filter(members)
-            .fold(generation, |hash, one| mix(hash, one.key ^ u64::from(one.override_index)));
-        let first = applied.first()?.rule;
-        let buckets = applied.iter().filter(members).filter_map(|one| bucket_of(policy, one));
-        let identity = &mut *self.identity;
+        let first = wants.first()?;
+        let hash = members(policy, wants)
+            .fold(generation, |hash, want| mix(hash, want.key ^ u64::from(want.one.override_index)));
+        let (lease, identity) = (lease_of(policy, wants), &mut *self.identity);
         self.tables.group(hash, |group| {
             identity.clear();
-            write_identity(policy, first, identity);
-            (group.policy, group.slot) = (generation, calls.slot(identity));
-            for bucket in buckets {
+            write_identity(policy, first.one.rule, identity);
+            if let Some(part) = first.part {
+                identity.push(b'#');
+                identity.extend_from_slice(itoa::Buffer::new().format(part).as_bytes());
+            }
+            (group.policy, group.slot, group.lease) = (generation, calls.slot(identity), lease);
+            for want in members(policy, wants) {
+                let bucket = want.bucket(policy);
                 append_bucket(group, identity, &policy.snapshot.rules()[bucket.rule as usize].name, bucket);
+            }
+            if lease != Lease::Off {
+                let version = policy.policy.version;
+                let hash = group.buckets.iter().fold(version, |hash, bucket| mix(hash, bucket.hot_key));
+                group.lease_key = hash.max(1);
             }
         })
     }
 }
 
-#[inline(always)]
-fn is_enforced_limit(policy: &LoadedPolicy, one: &Applied) -> bool {
-    policy.cards[one.rule as usize].mode == Mode::Enforce && matches!(policy.snapshot.grant(*one), Grant::Limit(_))
+/// What a check wants of one rule's bucket.
+#[derive(Clone, Copy)]
+struct Want {
+    one: Applied,
+    /// That of the bucket, which may be a part of a whole.
+    rate: Rate,
+    /// The bucket's key.
+    key: u64,
+    /// Which part of a whole it is.
+    part: Option<u32>,
+    /// What is asked for where it is asked.
+    cost: u32,
+    /// One check in so many is asked, for all of them.
+    one_in: u32,
+    lease: Lease,
 }
 
-/// Whether `other` enforces a limit for the same identity as `one`.
-#[inline(always)]
-fn shares_identity(policy: &LoadedPolicy, one: &Applied, other: &Applied) -> bool {
-    let group = |one: &Applied| policy.cards[one.rule as usize].identity_group;
-    group(one) == group(other) && is_enforced_limit(policy, other)
+impl Want {
+    /// The key of the bucket and its limit.
+    #[inline]
+    fn bucket_key(&self) -> u64 {
+        hot::bucket_key(self.key, &self.rate)
+    }
+
+    /// Whether one call covers both: their identity is one, and so is what they ask for.
+    #[inline]
+    fn shares_call(&self, policy: &LoadedPolicy, other: &Self) -> bool {
+        let group = |want: &Self| policy.cards[want.one.rule as usize].identity_group;
+        let is_usual = |want: &Self| want.part.is_none() && want.one_in == 1;
+        group(self) == group(other) && is_usual(self) && is_usual(other)
+    }
+
+    fn bucket(&self, policy: &LoadedPolicy) -> Bucket {
+        let limit = match policy.cards[self.one.rule as usize].limit_words {
+            Some(words) if self.one.override_index == Applied::NO_OVERRIDE && self.part.is_none() => words,
+            _ => LimitWords::new(&self.rate),
+        };
+        Bucket {
+            key_end: 0,
+            rate: self.rate,
+            limit,
+            rule: self.one.rule,
+            override_index: self.one.override_index,
+            local_key: self.one.key,
+            hot_key: self.bucket_key(),
+        }
+    }
+
+    /// What a check is told that is not asked: nobody has looked how much there is.
+    fn passes_unasked(&self, cost: u32) -> Verdict {
+        Verdict {
+            answer: Answer::Allow,
+            limit: i64::from(self.rate.capacity),
+            remaining: i64::from(self.rate.capacity.saturating_sub(cost)),
+            retry_after_ms: 0,
+            reset_after_ms: 0,
+            rule: Some(self.one.rule),
+        }
+    }
 }
 
-fn bucket_of(policy: &LoadedPolicy, one: &Applied) -> Option<Bucket> {
-    let Grant::Limit(rate) = policy.snapshot.grant(*one) else { return None };
-    let limit = match policy.cards[one.rule as usize].limit_words {
-        Some(words) if one.override_index == Applied::NO_OVERRIDE => words,
-        _ => LimitWords::new(rate),
+/// The first want and those that share its call.
+#[inline]
+fn members<'w>(policy: &'w LoadedPolicy, wants: &'w [Want]) -> impl Iterator<Item = &'w Want> {
+    let (first, rest) = wants.split_at(wants.len().min(1));
+    first.iter().chain(rest.iter().filter(|want| first[0].shares_call(policy, want)))
+}
+
+/// How the buckets are leased that one call covers: as carefully as the most careful of them.
+fn lease_of(policy: &LoadedPolicy, wants: &[Want]) -> Lease {
+    let both = |one: Option<Lease>, other: Lease| match (one, other) {
+        (None, other) => other,
+        (Some(Lease::Off), _) | (_, Lease::Off) => Lease::Off,
+        (Some(Lease::Batch(one)), Lease::Batch(other)) => Lease::Batch(one.min(other)),
+        (Some(Lease::Batch(tokens)), Lease::Auto) | (Some(Lease::Auto), Lease::Batch(tokens)) => Lease::Batch(tokens),
+        (Some(Lease::Auto), Lease::Auto) => Lease::Auto,
     };
-    Some(Bucket {
-        key_end: 0,
-        rate: *rate,
-        limit,
-        rule: one.rule,
-        override_index: one.override_index,
-        local_key: one.key,
-        hot_key: hot::bucket_key(one.key, rate),
-    })
+    members(policy, wants).fold(None, |so_far, want| Some(both(so_far, want.lease))).unwrap_or(Lease::Off)
+}
+
+/// What a check is told that was paid from a lease.
+fn tell(wants: &[Want], spent: &Spent, now_us: u64) -> Verdict {
+    let told = spent.told;
+    let rate = wants.iter().find(|want| want.one.rule == told.rule).map(|want| want.rate);
+    let capacity = rate.map_or(0, |rate| rate.capacity);
+    Verdict {
+        answer: Answer::Allow,
+        limit: i64::from(capacity),
+        remaining: i64::from(told.remaining.min(capacity)),
+        retry_after_ms: 0,
+        reset_after_ms: told.full_at_us.saturating_sub(now_us).div_ceil(1_000).cast_signed(),
+        rule: Some(told.rule),
+    }
 }
 
 /// Appends a bucket, and its key: `rl:{<identity>}:<rule>`.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use resp_client::{Config, Credentials, Secret, TlsConfig};
 use thiserror::Error;
 
-use super::{StoreSettings, shards::Shards, wire};
+use super::{LeaseTerms, StoreSettings, shards::Shards, wire};
 use crate::{config, hot::HotSettings};
 
 /// Why there can be no store.
@@ -76,6 +76,7 @@ impl StorePlan {
             breaker: settings.breaker,
             throttle_on_failure: settings.throttle_on_failure,
             local: settings.local_terms(),
+            leases: LeaseTerms { share: hot.lease_share, quiet_us: hot.lease_quiet_ms * 1_000 },
         };
         // Certificates that cannot be used are found out here, not on the cores.
         resp_client::Client::new(client.clone(), seed, resp_client::Micros(0))

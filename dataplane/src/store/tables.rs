@@ -16,6 +16,7 @@ use std::{
     hash::{BuildHasherDefault, Hasher},
 };
 
+use policy_sync::model::Lease;
 use smallvec::SmallVec;
 
 use super::{
@@ -64,6 +65,10 @@ pub(super) struct Part {
     pub(super) next_of_group: Option<Handle>,
     pub(super) next_of_check: Option<Handle>,
     pub(super) cost: u32,
+    /// A batch for the group's lease: it gets what no check takes.
+    pub(super) is_batch: bool,
+    /// It was paid from the group's lease.
+    pub(super) is_leased: bool,
     /// Whether it takes what it asks for. A shadow rule's only looks, where the check was denied.
     pub(super) takes: bool,
     pub(super) state: PartState,
@@ -86,6 +91,12 @@ pub(super) struct Group {
     /// The policy that the buckets' rules are of.
     pub(super) policy: u64,
     pub(super) slot: u16,
+    /// Whether tokens are taken in advance.
+    pub(super) lease: Lease,
+    /// The key of that lease, for all cores.
+    pub(super) lease_key: u64,
+    /// A part of it is a batch.
+    pub(super) has_batch: bool,
     /// The shard that was last asked.
     pub(super) shard: Option<ShardId>,
     /// The buckets' keys, one after the other.
@@ -211,6 +222,7 @@ impl Tables {
         entry.buckets.clear();
         (entry.waiting, entry.flying) = (List::default(), List::default());
         (entry.is_in_flight, entry.is_probe, entry.is_dirty, entry.parts) = (false, false, false, 0);
+        (entry.lease, entry.lease_key, entry.has_batch) = (Lease::Off, 0, false);
         fill(entry);
         self.by_hash.insert(hash, group);
         Some(group)
@@ -225,6 +237,15 @@ impl Tables {
         self.parts[part] = Part { check, group, cost, takes: true, ..Part::default() };
         self.groups[group].parts += 1;
         Some(part)
+    }
+
+    /// Puts a batch for a group's lease in line. `None` where there is no room.
+    pub(super) fn batch(&mut self, group: Handle, tokens: u32) -> Option<()> {
+        let part = self.part(None, group, tokens)?;
+        self.parts[part].is_batch = true;
+        self.groups[group].has_batch = true;
+        self.queue(part);
+        Some(())
     }
 
     /// Puts a part in line for its group's next call.

@@ -137,22 +137,33 @@ impl Rig {
     }
 
     fn with(change: impl FnOnce(&mut StoreSettings)) -> Self {
+        Self::under(POLICY, change)
+    }
+
+    /// One rule per key with a capacity of 100, whose hot keys are met like this.
+    fn meeting(hot: &str) -> Self {
+        let rule = "name = \"r\"\nper = [\"key\"]\nlimit = { capacity = 100, refill = 100, period = \"1h\" }";
+        Self::under(&format!("[[rule]]\n{rule}\nhot = {{ {hot} }}\n"), |_| {})
+    }
+
+    fn under(policy: &str, change: impl FnOnce(&mut StoreSettings)) -> Self {
         let mut settings = StoreSettings {
             deadline_us: 5_000,
             waiting_max: 64,
             breaker: breaker::BreakerSettings { calls_min: 4, ..Default::default() },
             throttle_on_failure: OnFailure::Local,
             local: LocalTerms::default(),
+            leases: LeaseTerms { share: 0.1, quiet_us: 1_000_000 },
         };
         change(&mut settings);
-        let policy = file::parse(POLICY, "test").unwrap();
+        let policy = file::parse(policy, "test").unwrap();
         let (policy, _) = LoadedPolicy::load(policy, 1, settings.local, &mut RuleSlots::new(8)).unwrap();
         let (policy, shards) = (
             Arc::new(policy),
             Arc::new(Shards::new(2, 1, &HotSettings { rejections: 64, leases: 8, ..HotSettings::default() })),
         );
         Self {
-            store: Store::new(settings, Arc::clone(&shards), &policy, 1),
+            store: Store::new(settings, Arc::clone(&shards), &policy, 1, Chance::new(1)),
             fake: Fake {
                 shard: shards.number("a:1"),
                 levels: HashMap::new(),
@@ -390,6 +401,175 @@ fn a_shadow_rule_whose_bucket_is_empty_records_it_without_a_call() {
     }
     assert_eq!((rig.rule(3, Reason::ShadowAllowed), rig.rule(3, Reason::ShadowDenied)), (1, 2));
     assert_eq!(rig.by(3, By::Rejection), 0, "it decides nothing");
+}
+
+const R: &[(&str, &str)] = &[("key", "a")];
+
+/// Asks, and lets the store answer all there is. Returns the answer.
+fn decide(rig: &mut Rig, words: &[(&str, &str)]) -> Verdict {
+    let asked = rig.ask_for(1, words);
+    rig.flush();
+    while !rig.fake.sent.is_empty() {
+        rig.answer();
+    }
+    rig.flush();
+    match asked {
+        Asked::Now(verdict) => verdict,
+        Asked::Later(check) => {
+            let verdict = rig.verdict(check).expect("all calls are answered");
+            rig.store.release(check);
+            verdict
+        }
+    }
+}
+
+#[test]
+fn a_lease_is_taken_with_the_first_call_and_spent_without_any() {
+    let mut rig = Rig::meeting("lease = 20");
+    assert_eq!(decide(&mut rig, R).answer, Answer::Allow);
+    assert_eq!(rig.level("rl:{key=a}:r"), Some(79), "one for the check, twenty in advance");
+    for spent in 1..=9 {
+        let Asked::Now(said) = rig.ask_for(1, R) else { panic!("it is paid from the lease") };
+        assert_eq!((said.answer, said.limit, said.remaining), (Answer::Allow, 100, 99 - spent));
+    }
+    rig.flush();
+    assert!(rig.fake.sent.is_empty());
+    // The tenth leaves half a batch, and asks for the next one; the eleventh does not wait for it.
+    assert!(matches!(rig.ask_for(1, R), Asked::Now(_)) && matches!(rig.ask_for(1, R), Asked::Now(_)));
+    rig.flush();
+    assert_eq!((rig.fake.sent.len(), rig.fake.sent[0].take, rig.fake.sent[0].cost), (1, TakeMode::UpTo, 20));
+    rig.answer();
+    assert_eq!(rig.level("rl:{key=a}:r"), Some(59));
+    assert_eq!((rig.rule(0, Reason::Allowed), rig.by(0, By::Redis), rig.by(0, By::Lease)), (12, 1, 11));
+}
+
+#[test]
+fn leases_never_admit_more_than_the_limit_and_find_its_end() {
+    let mut rig = Rig::meeting("lease = 20");
+    let answers: Vec<_> = (0..300).map(|_| decide(&mut rig, R).answer).collect();
+    assert_eq!(answers.iter().filter(|answer| **answer == Answer::Allow).count(), 100);
+    assert_eq!(answers[..100], [Answer::Allow; 100], "nobody is denied before");
+    assert_eq!(rig.level("rl:{key=a}:r"), Some(0));
+}
+
+#[test]
+fn what_is_left_of_a_lease_goes_back_when_its_key_is_quiet() {
+    let mut rig = Rig::meeting("lease = 20");
+    decide(&mut rig, R);
+    rig.now_us += 900_000;
+    assert!(matches!(rig.ask_for(5, R), Asked::Now(_)));
+    rig.flush();
+    rig.now_us += 900_000;
+    rig.flush();
+    assert!(rig.fake.sent.is_empty(), "it was used a moment ago");
+    rig.now_us += 200_000;
+    rig.flush();
+    assert_eq!((rig.fake.sent[0].take, rig.fake.sent[0].cost), (TakeMode::Back, 15));
+    rig.fake.answer();
+    assert_eq!(rig.level("rl:{key=a}:r"), Some(94));
+    rig.assert_empty();
+    assert!(matches!(rig.ask_for(1, R), Asked::Later(_)), "the next check takes a new one");
+}
+
+#[test]
+fn leases_go_back_when_the_server_leaves_and_when_the_policy_changes() {
+    for change in [
+        |rig: &mut Rig| rig.store.give_back_leases(),
+        |rig: &mut Rig| {
+            let policy = Arc::clone(&rig.policy);
+            rig.store.adopt(&policy, 2);
+        },
+    ] {
+        let mut rig = Rig::meeting("lease = 20");
+        decide(&mut rig, R);
+        change(&mut rig);
+        rig.flush();
+        assert_eq!((rig.fake.sent[0].take, rig.fake.sent[0].cost), (TakeMode::Back, 20));
+        rig.fake.answer();
+        assert_eq!(rig.level("rl:{key=a}:r"), Some(99));
+        rig.assert_empty();
+    }
+}
+
+#[test]
+fn a_check_that_another_rule_denies_takes_nothing_from_a_lease() {
+    let rule = |name: &str, per: &str, capacity: u32, hot: &str| {
+        format!(
+            "[[rule]]\nname = \"{name}\"\nper = [\"{per}\"]\n\
+             limit = {{ capacity = {capacity}, refill = 1, period = \"1h\" }}\nhot = {{ {hot} }}\n"
+        )
+    };
+    let policy = rule("leased", "key", 100, "lease = 20") + &rule("asked", "ip", 3, "lease = \"off\"");
+    let mut rig = Rig::under(&policy, |_| {});
+    let both = &[("key", "a"), ("ip", "1")];
+    let answers: Vec<_> = (0..6).map(|_| decide(&mut rig, both).answer).collect();
+    assert_eq!(answers.iter().filter(|answer| **answer == Answer::Allow).count(), 3);
+    rig.store.give_back_leases();
+    rig.flush();
+    while !rig.fake.sent.is_empty() {
+        rig.fake.answer();
+    }
+    assert_eq!(rig.level("rl:{key=a}:leased"), Some(97), "three were taken, whoever paid");
+    rig.assert_empty();
+}
+
+#[test]
+fn a_batch_that_does_not_come_is_asked_for_again() {
+    let mut rig = Rig::meeting("lease = 20");
+    let check = rig.ask(R);
+    rig.flush();
+    rig.fail(Why::Down);
+    assert_eq!(rig.verdict(check).unwrap().answer, Answer::Allow, "by the local bucket");
+    rig.store.release(check);
+    let check = rig.ask(R);
+    rig.flush();
+    assert_eq!(rig.fake.sent[0].cost, 1, "not at once");
+    rig.answer();
+    rig.store.release(check);
+    rig.now_us += 50_000;
+    decide(&mut rig, R);
+    assert_eq!(rig.level("rl:{key=a}:r"), Some(78));
+}
+
+#[test]
+fn a_split_bucket_has_its_parts_on_their_own_slots() {
+    let mut rig = Rig::meeting("split = 10");
+    let answers: Vec<_> = (0..400).map(|_| decide(&mut rig, R).answer).collect();
+    assert_eq!(answers.iter().filter(|answer| **answer == Answer::Allow).count(), 100, "together the whole limit");
+    let first = answers.iter().position(|answer| *answer == Answer::Deny).unwrap();
+    assert!((20..100).contains(&first), "some are denied before: the first after {first}");
+    assert!((0..10).all(|part| rig.level(&format!("rl:{{key=a#{part}}}:r")) == Some(0)));
+}
+
+#[test]
+fn one_check_in_n_is_asked_for_all_of_them() {
+    let mut rig = Rig::meeting("sample = 5");
+    let mut calls = 0;
+    let mut allowed = 0;
+    for _ in 0..1_000 {
+        let asked = rig.ask_for(1, R);
+        rig.flush();
+        calls += rig.fake.sent.len();
+        assert!(rig.fake.sent.iter().all(|sent| sent.cost == 5));
+        while !rig.fake.sent.is_empty() {
+            rig.answer();
+        }
+        let said = match asked {
+            Asked::Now(verdict) => verdict,
+            Asked::Later(check) => {
+                let verdict = rig.verdict(check).unwrap();
+                rig.store.release(check);
+                verdict
+            }
+        };
+        allowed += u32::from(said.answer == Answer::Allow);
+    }
+    // Twenty calls take all; what passes without one is about four times as much, and after the last nothing does.
+    assert_eq!(calls, 20);
+    assert!((50..=200).contains(&allowed), "{allowed} of a limit of 100");
+    assert_eq!(rig.by(0, By::Redis), 20);
+    assert!(rig.by(0, By::Rejection) > 700 && rig.by(0, By::Sample) > 30);
+    rig.assert_empty();
 }
 
 #[test]
