@@ -289,6 +289,18 @@ impl Engine {
         self.remote.as_ref().is_some_and(wants)
     }
 
+    /// The server leaves, and nobody asks any more: what this core has taken in advance is given back.
+    pub fn leave(&mut self) {
+        if let Some(remote) = &mut self.remote {
+            remote.store.give_back_leases();
+        }
+    }
+
+    /// Whether that has reached the store, or will not.
+    pub fn has_left(&self) -> bool {
+        self.remote.as_ref().is_none_or(|remote| remote.store.has_given_back() && !remote.redis.is_busy())
+    }
+
     fn with_remote(&mut self, act: impl FnOnce(&mut Redis, &mut Store, &mut Surroundings<'_>)) {
         let Some(Remote { redis, store }) = &mut self.remote else { return };
         let mut around =

@@ -82,6 +82,8 @@ pub const REFUSAL: &[u8] = b"-ERR max number of clients reached\r\n";
 
 /// A client that seems to take none of its replies for this long is looked at more closely.
 pub(crate) const STUCK_MS: u64 = 250;
+/// So long before the end of the grace time, what was taken in advance is given back to the store, whoever still asks.
+pub(crate) const GIVE_BACK_MS: u64 = 100;
 /// While leaving, a connection on which nothing came for this long has nothing in hand.
 pub(crate) const QUIET_MS: u64 = 100;
 /// And this long after we have closed our half, the connection is closed whether the client has done so or not. What

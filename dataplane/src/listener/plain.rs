@@ -21,7 +21,10 @@ use glommio::{Task, net::TcpStream, spawn_local};
 use slab::Slab;
 
 use self::links::Links;
-use super::{GOODBYE_BYTES_MAX, GOODBYE_MS, Port, QUIET_MS, STUCK_MS, park, park::Pulse, placement::Placed, sockets};
+use super::{
+    GIVE_BACK_MS, GOODBYE_BYTES_MAX, GOODBYE_MS, Port, QUIET_MS, STUCK_MS, park, park::Pulse, placement::Placed,
+    sockets,
+};
 use crate::{
     engine::{ConnId, Engine, Flow},
     lifecycle::Stage,
@@ -102,7 +105,7 @@ pub async fn run(mut port: Port, engine: Engine, pulse: &Arc<Pulse>) -> io::Resu
             stop_accepting(&core, &mut accepting).await;
         }
         core.borrow_mut().survey(closing);
-        if closing && core.borrow().is_over() {
+        if closing && core.borrow_mut().is_over() {
             return Ok(());
         }
         core.borrow_mut().tick();
@@ -363,9 +366,13 @@ impl Core {
     }
 
     /// While leaving: whether the last connection is gone or the time is up.
-    fn is_over(&self) -> bool {
-        self.port.clock.now().mono_ms >= self.port.lifecycle.closing_until_ms()
-            || (self.port.placement.is_over(self.port.core) && self.sockets.is_empty())
+    fn is_over(&mut self) -> bool {
+        let left_ms = self.port.lifecycle.closing_until_ms().saturating_sub(self.port.clock.now().mono_ms);
+        let nobody_asks = self.port.placement.is_over(self.port.core) && self.sockets.is_empty();
+        if nobody_asks || left_ms <= GIVE_BACK_MS {
+            self.engine.leave();
+        }
+        left_ms == 0 || (nobody_asks && self.engine.has_left())
     }
 
     /// Looks over all connections for those that have been silent or stuck for too long, and for those that can go

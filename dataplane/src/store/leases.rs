@@ -94,7 +94,7 @@ impl Store {
     }
 
     /// A batch has come: what is left of a grant is the lease's. Returns whether it took it.
-    pub(super) fn deposit(&mut self, around: &Surroundings<'_>, handle: Handle, tokens: u32, said: Said<'_>) -> bool {
+    pub(super) fn deposit(&mut self, around: &Surroundings<'_>, handle: Handle, tokens: u32, said: &Said<'_>) -> bool {
         let group = &mut self.tables.groups[handle];
         group.has_batch = false;
         let tightest = group.buckets.iter().zip(said.replies).min_by_key(|(_, reply)| reply.remaining);
@@ -156,5 +156,10 @@ impl Store {
     pub fn give_back_leases(&mut self) {
         self.leases.is_leaving = true;
         self.leases.look_soon();
+    }
+
+    /// Whether this core has no lease any more, and everything that it gives back is on its way.
+    pub fn has_given_back(&self) -> bool {
+        self.leases.leases.is_empty() && self.tables.backs.is_empty()
     }
 }

@@ -585,8 +585,7 @@ impl Store {
         }
         let mut left = deal.left();
         if let Some(part) = batch {
-            let said = Said { replies, sent_at_us };
-            if self.deposit(around, handle, left, said) {
+            if self.deposit(around, handle, left, &Said { replies, sent_at_us }) {
                 left = 0;
             }
             self.tables.release_part(part);

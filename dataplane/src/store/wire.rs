@@ -207,6 +207,11 @@ impl Redis {
         self.client.swap_output(link, buffer);
     }
 
+    /// Whether calls are in flight.
+    pub fn is_busy(&self) -> bool {
+        self.client.in_flight() > 0
+    }
+
     /// Whether the client wants a tick within this time.
     pub fn wants_tick_within(&self, us: u64) -> bool {
         self.client.in_flight() > 0 || self.client.next_tick().is_some_and(|at| at.since(self.now).0 <= us)

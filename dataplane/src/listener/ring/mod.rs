@@ -36,7 +36,7 @@ use self::{
     uring::{Completion, GENERATION_MASK, Kind, SendBuffer, Tag, Uring},
 };
 use super::{
-    GOODBYE_BYTES_MAX, GOODBYE_MS, Port, QUIET_MS, STUCK_MS, TransportSettings, park,
+    GIVE_BACK_MS, GOODBYE_BYTES_MAX, GOODBYE_MS, Port, QUIET_MS, STUCK_MS, TransportSettings, park,
     park::Pulse,
     placement::{Placed, Placement},
     sockets,
@@ -511,13 +511,18 @@ impl Driver {
         if self.port.lifecycle.stage() != Stage::Closing {
             return Ok(false);
         }
-        if self.now.mono_ms >= self.port.lifecycle.closing_until_ms() {
+        let left_ms = self.port.lifecycle.closing_until_ms().saturating_sub(self.now.mono_ms);
+        if left_ms == 0 {
             return Ok(true);
         }
         if self.port.gate.is_some() {
             self.stop_accepting()?;
         }
-        Ok(self.port.placement.is_over(self.port.core) && self.sockets.is_empty())
+        let nobody_asks = self.port.placement.is_over(self.port.core) && self.sockets.is_empty();
+        if nobody_asks || left_ms <= GIVE_BACK_MS {
+            self.engine.leave();
+        }
+        Ok(nobody_asks && self.engine.has_left())
     }
 
     /// Takes back the accepts, and when the last has completed, takes what still waits and closes the listeners: whoever
