@@ -7,7 +7,9 @@
 use std::hint::black_box;
 
 use iai_callgrind::{library_benchmark, library_benchmark_group, main};
-use sluice_bench::{DENIED, GRANTED, ONE_RULE, Rig, SLOW_RULE, THREE_OF_ONE, THREE_RULES, many_rules, pipeline};
+use sluice_bench::{
+    DENIED, GRANTED, LEASED, LEASED_RULE, ONE_RULE, Rig, SLOW_RULE, THREE_OF_ONE, THREE_RULES, many_rules, pipeline,
+};
 
 const CHECKS: u64 = 1_000;
 
@@ -87,5 +89,25 @@ fn redis_backed((mut rig, requests, replies): (Rig, Vec<u8>, Vec<u8>)) -> (Rig, 
     (rig, requests, replies)
 }
 
-library_benchmark_group!(name = hot_path; benchmarks = checks, redis_backed, rejected);
+/// The same where tokens were taken in advance, and enough of them.
+fn warm_leased(depth: u64) -> (Rig, Vec<u8>) {
+    let mut rig = Rig::with_redis(LEASED_RULE);
+    let requests = pipeline(depth);
+    rig.remote_round(&requests, format!("*4\r\n{LEASED}").repeat(depth as usize).as_bytes());
+    (rig, requests)
+}
+
+#[library_benchmark]
+#[bench::one_rule_depth_16(args = (16), setup = warm_leased)]
+#[bench::one_rule_depth_100(args = (100), setup = warm_leased)]
+fn leased((mut rig, requests): (Rig, Vec<u8>)) -> (Rig, Vec<u8>) {
+    let depth = (requests.len() / sluice_bench::request(0).len()) as u64;
+    for _ in 0..CHECKS / depth {
+        let answers = black_box(rig.remote_round(black_box(&requests), &[]));
+        assert!(answers.len() as u64 > 20 * depth, "all checks were answered");
+    }
+    (rig, requests)
+}
+
+library_benchmark_group!(name = hot_path; benchmarks = checks, redis_backed, rejected, leased);
 main!(library_benchmark_groups = hot_path);

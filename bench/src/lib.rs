@@ -183,6 +183,19 @@ fn grant_all(calls: &[u8], replies: &mut Vec<u8>) {
 /// What the store says of one bucket that had a token to give.
 pub const GRANTED: &str = ":1\r\n:999\r\n:0\r\n:1\r\n";
 
+/// What it says of one bucket of [`LEASED_RULE`] that gave a token and a batch.
+pub const LEASED: &str = ":10001\r\n:989999\r\n:0\r\n:10\r\n";
+
+/// One rule that applies to [`request`], whose tokens are taken in advance.
+pub const LEASED_RULE: &str = r#"
+[[rule]]
+name = "login-per-key"
+match = { path = "/v1/login", method = "POST" }
+per = ["key"]
+limit = { capacity = 1000000, refill = 1000000, period = "1s" }
+hot = { lease = 10000 }
+"#;
+
 /// What it says of one bucket of [`SLOW_RULE`] that is empty.
 pub const DENIED: &str = ":0\r\n:0\r\n:6000\r\n:60000\r\n";
 

@@ -7,7 +7,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use arc_swap::ArcSwap;
 use policy_sync::{
-    model::{Hot, Limit, Mode, OnFailure, Policy, Rule},
+    model::{Hot, Lease, Limit, Mode, OnFailure, Policy, Rule},
     rate::Rate,
     snapshot::{CompiledRule, Grant, Snapshot, compile::CompileError},
 };
@@ -66,7 +66,7 @@ impl LocalTerms {
 pub struct RuleCard {
     /// The rule's own limit, where it is one that the rule enforces: all that a check without an override needs.
     pub enforced: Option<Rate>,
-    /// What the rejection cache needs of that limit.
+    /// What is needed of that limit to answer without a call.
     pub hot: HotTerms,
     /// Whether it enforces, only records, or sleeps.
     pub mode: Mode,
@@ -86,18 +86,24 @@ pub struct RuleCard {
     pub reply: RuleReply,
 }
 
-/// What a check of cost 1 needs of a rule's own limit where its bucket may be known to be empty.
+/// What a check needs of a rule's own limit where it may be answered without a call.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HotTerms {
     /// See [`hot::limit_key`].
     pub limit_key: u64,
     /// How long all tokens but one take to come.
     pub rest_us: u64,
+    /// Whether tokens may be taken in advance.
+    pub may_lease: bool,
 }
 
 impl HotTerms {
-    fn new(rate: &Rate) -> Self {
-        Self { limit_key: hot::limit_key(rate), rest_us: rejections::fill_us(rate, rate.capacity.saturating_sub(1)) }
+    fn new(rate: &Rate, meets: &Hot) -> Self {
+        Self {
+            limit_key: hot::limit_key(rate),
+            rest_us: rejections::fill_us(rate, rate.capacity.saturating_sub(1)),
+            may_lease: meets.lease != Lease::Off,
+        }
     }
 }
 
@@ -217,6 +223,12 @@ impl LoadedPolicy {
         self.override_locals.get(override_index as usize).unwrap_or_else(|| &self.cards[rule as usize].local)
     }
 
+    /// Whether each check of a rule asks one bucket, and asks for itself.
+    pub fn is_whole(&self, rule: u32) -> bool {
+        let meets = &self.cards[rule as usize].meets;
+        meets.split.is_none() && meets.sample.is_none()
+    }
+
     /// How a key is met where it is hot: of a rule, or of an override of it.
     #[inline(always)]
     pub fn meets(&self, rule: u32, override_index: u32) -> &Hot {
@@ -246,7 +258,7 @@ impl RuleCard {
         };
         Self {
             enforced,
-            hot: enforced.as_ref().map(HotTerms::new).unwrap_or_default(),
+            hot: enforced.as_ref().map(|rate| HotTerms::new(rate, &written.hot)).unwrap_or_default(),
             mode: rule.mode,
             identity_group: rule.identity_group,
             limit_words: match &rule.allowance {

@@ -67,7 +67,7 @@ fn gateways_that_lease_admit_exactly_the_limit_together() {
         passed += clients.iter_mut().map(|client| pipeline(client, "a", 50)).sum::<usize>();
         assert_eq!(passed, 100, "{setup:?}");
         let leased: u64 = gateways.iter().map(|server| server.decisions("r", "lease")).sum();
-        assert!(leased >= 50, "{setup:?}: {leased} were paid from leases");
+        assert!(leased >= 10, "{setup:?}: {leased} were paid from leases");
     }
 }
 
@@ -150,6 +150,11 @@ fn one_check_in_ten_is_asked_for_all_of_them() {
         let passed: usize = (0..50).map(|_| pipeline(&mut client, "a", 20)).sum();
         assert!((40..=250).contains(&passed), "{setup:?}: {passed} of 100");
         assert!(redis.calls("evalsha") <= server.decisions("r", "redis"), "{setup:?}: those of a wake-up go together");
-        assert!(server.decisions("r", "redis") <= 40 && server.decisions("r", "rejection") > 500, "{setup:?}");
+        let [asked, unasked, rejected] = ["redis", "sample", "rejection"].map(|by| server.decisions("r", by));
+        assert!(
+            (10..=60).contains(&asked),
+            "{setup:?}: {asked} of 1000 were asked, {unasked} not, {rejected} rejected"
+        );
+        assert!(unasked > 20 && rejected > 500, "{setup:?}: {asked} were asked, {unasked} not, {rejected} rejected");
     }
 }

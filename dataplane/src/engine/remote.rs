@@ -23,7 +23,7 @@ use crate::{
         frame::Cursor,
         reply,
     },
-    store::{Asked, CheckId, Question, Store, Surroundings, ThrottleBucket, wire::Redis},
+    store::{Asked, CheckId, Known, Question, Store, Surroundings, ThrottleBucket, wire::Redis},
 };
 
 /// The store, as one core has it.
@@ -103,6 +103,16 @@ impl Session {
     }
 }
 
+/// The same, where most sessions wait for nothing.
+#[inline(always)]
+fn tell_at_once(session: &mut Session, scratch: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+    if session.waiting.is_empty() {
+        write(&mut session.output);
+    } else {
+        session.tell(scratch, write);
+    }
+}
+
 impl Engine {
     /// Asks the store for a check whose rules are `Engine::applied` from `first`.
     #[inline]
@@ -131,11 +141,12 @@ impl Engine {
         cost: u32,
     ) -> Option<IdentityHead> {
         let applied = &self.applied[first..];
-        let cards = &self.policy.cards;
-        let group = cards[applied.first()?.rule as usize].identity_group;
+        let policy = &self.policy;
+        let group = policy.cards[applied.first()?.rule as usize].identity_group;
         let is_plain = |one: &Applied| {
-            let card = &cards[one.rule as usize];
-            one.override_index == Applied::NO_OVERRIDE && card.enforced.is_some() && card.identity_group == group
+            let card = &policy.cards[one.rule as usize];
+            let is_own = one.override_index == Applied::NO_OVERRIDE && card.enforced.is_some();
+            is_own && card.identity_group == group && policy.is_whole(one.rule)
         };
         if cost == 0 || !applied.iter().all(is_plain) {
             return None;
@@ -164,22 +175,53 @@ impl Engine {
         let question = Question { conn, cost: entry.cost, now_us: self.now.mono_us, is_sampled };
         if let Some(rule) = entry.one
             && !is_sampled
-            && let card = &self.policy.cards[rule as usize]
-            && let key = self.policy.snapshot.follow_one(&entry.recipe, value)
-            && let Some(said) = remote.store.rejection(card, key, &question)
         {
+            let key = self.policy.snapshot.follow_one(&entry.recipe, value);
+            let card = &self.policy.cards[rule as usize];
+            match remote.store.known(card, key, &question) {
+                Known::Denied(said) => {
+                    self.counters.denied.add(1);
+                    self.counters.rule(card.slot, Reason::Denied).add(1);
+                    self.counters.decided_by(card.slot, By::Rejection).add(1);
+                    let write = |out: &mut Vec<u8>| {
+                        card.reply.deny(said.remaining, said.retry_after_ms, said.reset_after_ms, out);
+                    };
+                    tell_at_once(&mut self.sessions[conn.index()], &mut self.scratch, write);
+                }
+                Known::Paid(spent) => {
+                    self.counters.rule(card.slot, Reason::Allowed).add(1);
+                    self.counters.decided_by(card.slot, By::Lease).add(1);
+                    let told = spent.told;
+                    let capacity = card.enforced.as_ref().map_or(0, |rate| rate.capacity);
+                    let reset_after_ms = told.full_at_us.saturating_sub(self.now.mono_us).div_ceil(1_000);
+                    let write = |out: &mut Vec<u8>| card.reply.allow(told.remaining.min(capacity), reset_after_ms, out);
+                    tell_at_once(&mut self.sessions[conn.index()], &mut self.scratch, write);
+                    if spent.asks {
+                        let one = Applied { rule, override_index: Applied::NO_OVERRIDE, key };
+                        let write = |identity: &mut Vec<u8>| head.write(value, identity);
+                        remote.store.go_on(&remote.redis, &one, question, &spent, write);
+                    }
+                }
+                Known::Nothing => return self.recall_asked(conn, bytes, is_sampled),
+            }
             self.counters.checks.add(1);
-            self.counters.denied.add(1);
-            self.counters.rule(card.slot, Reason::Denied).add(1);
-            self.counters.decided_by(card.slot, By::Rejection).add(1);
             let session = &mut self.sessions[conn.index()];
-            session.tell(&mut self.scratch, |out| {
-                card.reply.deny(said.remaining, said.retry_after_ms, said.reset_after_ms, out);
-            });
             mark(&mut self.dirty, session, conn);
             pause_behind(session, self.settings.output_backlog_bytes, &self.counters);
             return Some(len);
         }
+        self.recall_asked(conn, bytes, is_sampled)
+    }
+
+    /// The same where that is not known.
+    fn recall_asked(&mut self, conn: ConnId, bytes: &[u8], is_sampled: bool) -> Option<usize> {
+        let (entry, begins) = self.recall.find(bytes, self.generation)?;
+        let head = entry.head.as_ref()?;
+        let mut cursor = Cursor::new(&bytes[begins..]);
+        let value = cursor.bulk(&self.settings.request).ok()??;
+        let len = begins + cursor.consumed();
+        let remote = self.remote.as_mut()?;
+        let question = Question { conn, cost: entry.cost, now_us: self.now.mono_us, is_sampled };
         let first = self.applied.len();
         self.policy.snapshot.follow(&entry.recipe, value, &mut self.applied);
         if is_sampled && sampled::touch(&mut self.heat, &self.policy, true, &self.applied[first..]) {

@@ -166,6 +166,17 @@ pub enum Asked {
     Later(CheckId),
 }
 
+/// What is known without a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// The bucket does not hold the cost.
+    Denied(Rejection),
+    /// The check passes: a lease has paid.
+    Paid(Spent),
+    /// Nothing: the store is to be asked.
+    Nothing,
+}
+
 /// Who asks, how much, and when.
 #[derive(Clone, Copy, Debug)]
 pub struct Question {
@@ -347,15 +358,48 @@ impl Store {
         self.desk().ask_known(around, calls, question, applied, write_identity)
     }
 
-    /// What is known of a check of one rule that enforces its own limit: that its bucket is empty.
+    /// What is known of a check of one rule that enforces its own limit, without a call.
     #[inline(always)]
-    pub fn rejection(&self, card: &RuleCard, key: u64, question: &Question) -> Option<Rejection> {
-        let hot = self.shards.hot();
-        let full_at_us = hot.rejections.full_at_us(hot::key_with_limit(key, card.hot.limit_key))?;
-        if question.cost == 1 {
-            return Rejection::of_one(card.hot.rest_us, full_at_us, question.now_us);
+    pub fn known(&self, card: &RuleCard, key: u64, question: &Question) -> Known {
+        let (hot, bucket_key) = (self.shards.hot(), hot::key_with_limit(key, card.hot.limit_key));
+        if let Some(full_at_us) = hot.rejections.full_at_us(bucket_key) {
+            let said = if question.cost == 1 {
+                Rejection::of_one(card.hot.rest_us, full_at_us, question.now_us)
+            } else {
+                card.enforced.as_ref().and_then(|rate| Rejection::of(rate, full_at_us, question.now_us, question.cost))
+            };
+            if let Some(said) = said {
+                return Known::Denied(said);
+            }
         }
-        Rejection::of(card.enforced.as_ref()?, full_at_us, question.now_us, question.cost)
+        if card.hot.may_lease
+            && let Some((_, policy)) = self.policies.back()
+        {
+            let key = lease_key(policy, [bucket_key]);
+            if let Some(spent) = hot.leases.spend(key, question.cost, question.now_us / 1_000) {
+                return Known::Paid(spent);
+            }
+        }
+        Known::Nothing
+    }
+
+    /// The lease that a check of one rule was paid from is low, and gets its next batch.
+    #[cold]
+    pub fn go_on(
+        &mut self,
+        calls: &impl Calls,
+        one: &Applied,
+        question: Question,
+        spent: &Spent,
+        write_identity: impl Fn(&mut Vec<u8>),
+    ) {
+        let mut desk = self.desk();
+        let Grant::Limit(rate) = desk.policy.snapshot.grant(*one) else { return };
+        let want = desk.want(one, rate, question.cost);
+        match desk.group(calls, &[want], |_, _, identity| write_identity(identity)) {
+            Some(group) => desk.go_on(group, spent, question.now_us),
+            None => desk.hot.leases.fail(desk.lease_key(&[want]), question.now_us / 1_000),
+        }
     }
 
     /// The same for a throttle call.
@@ -974,8 +1018,7 @@ impl Desk<'_> {
     /// The key of the lease of the first want and those that share its call: the same on all cores.
     #[inline]
     fn lease_key(&self, wants: &[Want]) -> u64 {
-        let version = self.policy.policy.version;
-        members(self.policy, wants).fold(version, |hash, want| mix(hash, want.bucket_key())).max(1)
+        lease_key(self.policy, members(self.policy, wants).map(Want::bucket_key))
     }
 
     /// A lease that is low gets its next batch.
@@ -1215,9 +1258,7 @@ impl Desk<'_> {
                 append_bucket(group, identity, &policy.snapshot.rules()[bucket.rule as usize].name, bucket);
             }
             if lease != Lease::Off {
-                let version = policy.policy.version;
-                let hash = group.buckets.iter().fold(version, |hash, bucket| mix(hash, bucket.hot_key));
-                group.lease_key = hash.max(1);
+                group.lease_key = lease_key(policy, group.buckets.iter().map(|bucket| bucket.hot_key));
             }
         })
     }
@@ -1289,6 +1330,13 @@ impl Want {
 fn members<'w>(policy: &'w LoadedPolicy, wants: &'w [Want]) -> impl Iterator<Item = &'w Want> {
     let (first, rest) = wants.split_at(wants.len().min(1));
     first.iter().chain(rest.iter().filter(|want| first[0].shares_call(policy, want)))
+}
+
+/// The key of the lease of buckets that one call covers, under this policy: the same on all cores.
+#[inline(always)]
+fn lease_key(policy: &LoadedPolicy, bucket_keys: impl IntoIterator<Item = u64>) -> u64 {
+    // 0 stands for none.
+    bucket_keys.into_iter().fold(policy.policy.version, mix).max(1)
 }
 
 /// How the buckets are leased that one call covers: as carefully as the most careful of them.
