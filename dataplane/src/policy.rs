@@ -17,7 +17,7 @@ use crate::{
     decision::UNLIMITED,
     hot::{self, rejections},
     resp::reply::RuleReply,
-    store::wire::LimitWords,
+    store::{parts, wire::LimitWords},
 };
 
 /// A policy ready to decide with.
@@ -214,7 +214,11 @@ impl LoadedPolicy {
         let rules = snapshot.rules().iter().zip(&policy.rules).zip(slots);
         let cards = rules.map(|((rule, written), slot)| RuleCard::new(rule, written, local, slot)).collect();
         let override_locals = snapshot.override_grants().map(|grant| stand_in(grant, None, local)).collect();
-        let override_meets = policy.overrides.iter().map(|over| over.hot).collect();
+        let override_meets: Box<[Option<Hot>]> = policy.overrides.iter().map(|over| over.hot).collect();
+        let written = policy.rules.iter().map(|rule| &rule.hot).chain(override_meets.iter().flatten());
+        if written.into_iter().any(|hot| hot.split.is_some()) {
+            parts::prepare();
+        }
         Ok((Self { snapshot, cards, override_locals, override_meets, policy }, reused))
     }
 

@@ -148,6 +148,11 @@ impl Leases {
         self.find(key).is_some()
     }
 
+    /// Whether there is a lease that has something to spend.
+    pub fn has_tokens(&self, key: u64) -> bool {
+        self.find(key).is_some_and(|line| line.tokens.load(Ordering::Acquire) as u32 > 0)
+    }
+
     /// Whether a lease is to have its next batch.
     pub fn is_low(&self, key: u64) -> bool {
         self.find(key).is_some_and(|line| line.is_low(line.tokens.load(Ordering::Relaxed) as u32))
@@ -215,6 +220,14 @@ impl Leases {
         }
         line.key.store(0, Ordering::Release);
         word as u32
+    }
+
+    /// How many leases are open, and how many tokens they hold; both change meanwhile.
+    pub fn held(&self) -> (usize, u64) {
+        let open = self.lines.iter().filter(|line| line.key.load(Ordering::Relaxed) != 0);
+        open.fold((0, 0), |(leases, tokens), line| {
+            (leases + 1, tokens + (line.tokens.load(Ordering::Relaxed) & u64::from(u32::MAX)))
+        })
     }
 
     #[inline(always)]
@@ -312,7 +325,8 @@ mod tests {
         assert!(!leases.spend(KEY, 1, 0).unwrap().asks, "one asks at a time");
         assert_eq!(leases.spend(KEY, 5, 0), None, "it holds four");
         assert!(leases.put_back(KEY, 1));
-        assert_eq!((leases.spent(id), leases.close(id)), (5, 5));
+        assert_eq!((leases.held(), leases.spent(id), leases.close(id)), ((1, 5), 5, 5));
+        assert_eq!(leases.held(), (0, 0));
         assert!(!leases.put_back(KEY, 1) && !leases.deposit(KEY, &batch(10), 0), "it is closed");
         assert_eq!(leases.spend(KEY, 1, 0), None);
     }

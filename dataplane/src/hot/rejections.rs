@@ -187,6 +187,10 @@ impl Rejection {
     /// Of a check of this cost, and a bucket that will be full at that time: `None` where it may well pass, or never will.
     #[inline(always)]
     pub fn of(rate: &Rate, full_at_us: u64, now_us: u64, cost: u32) -> Option<Self> {
+        if cost == 0 {
+            // Who only looks is never denied, however the time to full was rounded.
+            return None;
+        }
         let to_full_us = full_at_us.checked_sub(now_us)?;
         // It holds the cost once the time to full is down to what the other tokens take.
         let rest_us = fill_us(rate, rate.capacity.checked_sub(cost)?);
@@ -269,6 +273,14 @@ mod tests {
 
     fn rate(capacity: u64, refill: u64, period_ms: u64) -> Rate {
         Rate::new(Limit { capacity, refill, period_ms }).unwrap()
+    }
+
+    #[test]
+    fn who_only_looks_is_not_denied() {
+        // Full in a quarter of a millisecond, which the store reports as one.
+        let rate = Rate::new(Limit { capacity: 1, refill: 400, period_ms: 100 }).unwrap();
+        assert_eq!(Rejection::of(&rate, 1_000, 0, 0), None);
+        assert!(Rejection::of(&rate, 1_000, 0, 1).is_some());
     }
 
     #[test]

@@ -114,6 +114,12 @@ impl Store {
         is_kept
     }
 
+    /// Whether the lease of a group's buckets has something to spend.
+    pub(super) fn has_tokens(&self, handle: Handle) -> bool {
+        let group = &self.tables.groups[handle];
+        group.lease != Lease::Off && self.shards.hot().leases.has_tokens(group.lease_key)
+    }
+
     /// A batch does not come.
     pub(super) fn lose_batch(&mut self, around: &Surroundings<'_>, handle: Handle) {
         let group = &mut self.tables.groups[handle];

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! That is coalescing: parts that arrive in one wake-up for the same buckets leave as one call, those that arrive while it
-//! is in flight leave as the next. `deal` splits a grant, `leases` takes tokens in advance, `fallback` answers what no store answered, `shards` is what all
+//! is in flight leave as the next. `deal` splits a grant, `leases` takes tokens in advance, `parts`
+//! spreads split buckets, `fallback` answers what no store answered, `shards` is what all
 //! cores know of the shards, `breaker` decides whether one is asked, `pool` bounds it all, `wire` speaks to the client.
 //!
 //! Shadow rules have parts of their own that nobody waits for: they lie dormant until the verdict, and then take (if the
@@ -22,6 +23,7 @@ pub mod breaker;
 mod deal;
 mod fallback;
 mod leases;
+pub mod parts;
 mod pool;
 pub mod setup;
 pub mod shards;
@@ -55,7 +57,12 @@ use crate::{
     decision::{self, Answer, By, Reason, UNRULED, Verdict, Why},
     engine::ConnId,
     heat::{Heat, Warmth},
-    hot::{self, Hot, leases::Spent, mix, rejections::Rejection},
+    hot::{
+        self, Hot,
+        leases::Spent,
+        mix,
+        rejections::{self, Rejection},
+    },
     metrics::counters::CoreCounters,
     policy::{LoadedPolicy, LocalTerms, RuleCard},
 };
@@ -635,7 +642,8 @@ impl Store {
             self.tables.release_part(part);
         }
         self.tables.give_back(handle, left);
-        if deal.left() == 0 {
+        // What a lease holds can be spent, whatever the store says.
+        if deal.left() == 0 && !self.has_tokens(handle) {
             self.remember(around, handle, replies, sent_at_us);
         }
     }
@@ -644,7 +652,10 @@ impl Store {
     fn remember(&self, around: &Surroundings<'_>, handle: Handle, replies: &[BucketReply], sent_at_us: u64) {
         for (bucket, reply) in self.tables.groups[handle].buckets.iter().zip(replies) {
             if reply.remaining == 0 || reply.retry_after_ms > 0 {
-                let full_at_us = sent_at_us.saturating_add(reply.reset_after_ms.cast_unsigned().saturating_mul(1_000));
+                // Rounded up to milliseconds, in which many tokens may come; by what remains it is at most this.
+                let reset_us = reply.reset_after_ms.cast_unsigned().saturating_mul(1_000);
+                let missing = bucket.rate.capacity.saturating_sub(reply.remaining);
+                let full_at_us = sent_at_us.saturating_add(reset_us.min(rejections::fill_us(&bucket.rate, missing)));
                 self.shards.hot().rejections.remember(bucket.hot_key, sent_at_us, full_at_us, around.now_us);
             }
         }
@@ -791,8 +802,11 @@ impl Store {
                 // Its group has it in line, or in flight, and lets it go.
                 PartState::Out => continue,
                 PartState::Granted if answer != Answer::Allow => {
-                    let lease_key = self.tables.groups[group].lease_key;
-                    if !entry.is_leased || !self.shards.hot().leases.put_back(lease_key, cost) {
+                    let (buckets, hot) = (&self.tables.groups[group], self.shards.hot());
+                    if entry.is_leased && hot.leases.put_back(buckets.lease_key, cost) {
+                        // It may have been the last one, and its bucket be known to be empty since.
+                        buckets.buckets.iter().for_each(|bucket| hot.rejections.forget(bucket.hot_key, around.now_us));
+                    } else {
                         self.tables.give_back(group, cost);
                     }
                 }
@@ -898,7 +912,13 @@ impl Desk<'_> {
                 let part = self.chance.below(of);
                 // Checked with the policy.
                 let rate = rate.part(part, of).unwrap_or(*rate);
-                Want { rate, key: mix(one.key, u64::from(part) + 1), part: Some(part), lease: Lease::Off, ..whole }
+                Want {
+                    rate,
+                    key: mix(one.key, u64::from(part) + 1),
+                    part: Some((part, of)),
+                    lease: Lease::Off,
+                    ..whole
+                }
             }
             // As many as its cost lets a bucket hold; who only looks, or never fits, asks for itself.
             (None, Some(one_in)) => {
@@ -940,25 +960,25 @@ impl Desk<'_> {
             return self.paid(around, calls, question, &asked, &spent, (&passed, allowed), write_identity);
         }
         let Some(check) = self.begin(question) else {
+            self.unspend(&asked, &spent, 0);
             return self.overloaded(around, question, &self.buckets(&asked));
         };
         self.tables.checks[check].allowed = allowed;
-        for (at, spent) in spent.iter().enumerate().filter(|(at, _)| is_first(*at)) {
+        for (at, paid) in spent.iter().enumerate().filter(|(at, _)| is_first(*at)) {
             let group = self.group(calls, &asked[at..], &write_identity);
             let part = group.and_then(|group| self.tables.part(Some(check), group, asked[at].cost));
             let Some(part) = part else {
-                if spent.is_some() {
-                    self.hot.leases.put_back(self.lease_key(&asked[at..]), asked[at].cost);
-                }
+                self.unspend(&asked, &spent, at);
                 self.unwind(check);
                 return self.overloaded(around, question, &self.buckets(&asked));
             };
             let entry = &mut self.tables.checks[check];
             self.tables.parts[part].next_of_check = entry.parts.replace(part);
-            match spent {
+            match paid {
                 None => entry.outstanding += 1,
                 Some(spent) => {
-                    entry.allowed = Some(decision::tighter(entry.allowed, tell(&asked, spent, question.now_us)));
+                    let said = tell(&asked[at..], spent, question.now_us);
+                    entry.allowed = Some(decision::tighter(entry.allowed, said));
                     let part = &mut self.tables.parts[part];
                     (part.state, part.is_leased) = (PartState::Granted, true);
                     let group = part.group;
@@ -969,6 +989,14 @@ impl Desk<'_> {
         }
         passed.iter().for_each(|want| around.count(self.policy, want.one.rule, Reason::Allowed));
         self.go(check, question)
+    }
+
+    /// Puts back what leases have paid for the wants from this one on: the check does not come to be.
+    fn unspend(&self, asked: &[Want], spent: &[Option<Spent>], from: usize) {
+        for at in (from..asked.len()).filter(|&at| spent[at].is_some()) {
+            // Where the lease is closed by now, its tokens are lost.
+            self.hot.leases.put_back(self.lease_key(&asked[at..]), asked[at].cost);
+        }
     }
 
     /// All that a check wants was paid from leases, or is not asked for.
@@ -985,7 +1013,7 @@ impl Desk<'_> {
     ) -> Asked {
         for (at, spent) in spent.iter().enumerate() {
             let Some(spent) = spent else { continue };
-            allowed = Some(decision::tighter(allowed, tell(asked, spent, question.now_us)));
+            allowed = Some(decision::tighter(allowed, tell(&asked[at..], spent, question.now_us)));
             self.decided_by_lease(around, &asked[at..], question.is_sampled);
             if spent.asks {
                 match self.group(calls, &asked[at..], &write_identity) {
@@ -1248,11 +1276,11 @@ impl Desk<'_> {
         self.tables.group(hash, |group| {
             identity.clear();
             write_identity(policy, first.one.rule, identity);
-            if let Some(part) = first.part {
-                identity.push(b'#');
-                identity.extend_from_slice(itoa::Buffer::new().format(part).as_bytes());
-            }
-            (group.policy, group.slot, group.lease) = (generation, calls.slot(identity), lease);
+            let slot = match first.part {
+                Some((part, of)) => parts::append_part(identity, part, of),
+                None => calls.slot(identity),
+            };
+            (group.policy, group.slot, group.lease) = (generation, slot, lease);
             for want in members(policy, wants) {
                 let bucket = want.bucket(policy);
                 append_bucket(group, identity, &policy.snapshot.rules()[bucket.rule as usize].name, bucket);
@@ -1272,8 +1300,8 @@ struct Want {
     rate: Rate,
     /// The bucket's key.
     key: u64,
-    /// Which part of a whole it is.
-    part: Option<u32>,
+    /// Which part of a whole it is, and of how many.
+    part: Option<(u32, u32)>,
     /// What is asked for where it is asked.
     cost: u32,
     /// One check in so many is asked, for all of them.
@@ -1354,15 +1382,16 @@ fn lease_of(policy: &LoadedPolicy, wants: &[Want]) -> Lease {
 /// What a check is told that was paid from a lease.
 fn tell(wants: &[Want], spent: &Spent, now_us: u64) -> Verdict {
     let told = spent.told;
-    let rate = wants.iter().find(|want| want.one.rule == told.rule).map(|want| want.rate);
-    let capacity = rate.map_or(0, |rate| rate.capacity);
+    // What was put back into a new lease is there before its first batch, which tells whose it is.
+    let tightest = wants.iter().find(|want| want.one.rule == told.rule).or(wants.first());
+    let capacity = tightest.map_or(0, |want| want.rate.capacity);
     Verdict {
         answer: Answer::Allow,
         limit: i64::from(capacity),
         remaining: i64::from(told.remaining.min(capacity)),
         retry_after_ms: 0,
         reset_after_ms: told.full_at_us.saturating_sub(now_us).div_ceil(1_000).cast_signed(),
-        rule: Some(told.rule),
+        rule: tightest.map(|want| want.one.rule),
     }
 }
 
