@@ -48,6 +48,8 @@ use crate::{
 const WAYS: usize = 3;
 /// Tokens were given back at this time.
 const FREED: u64 = 1 << 63;
+/// That a bucket was given something back is known for so long: no call waits longer for its reply.
+const FREED_FOR_US: u64 = 1_100_000;
 /// How often giving back tries to get a line that others write to: each of them needs it for a few instructions.
 const FREE_ATTEMPTS: usize = 100;
 
@@ -91,7 +93,7 @@ impl Rejections {
         (is_whole && what & FREED == 0).then_some(what)
     }
 
-    /// Remembers what the store said of a bucket: asked at `sent_at_us`, it will be full at `full_at_us`. What has run
+    /// Remembers what the store said of a bucket, if there is room: asked at `sent_at_us`, it will be full at `full_at_us`. What has run
     /// out by `now_us` makes room.
     pub fn remember(&self, key: u64, sent_at_us: u64, full_at_us: u64, now_us: u64) {
         let line = self.line(key);
@@ -101,17 +103,19 @@ impl Rejections {
             match what & FREED {
                 _ if known == key => 0,
                 0 if what > now_us => what,
-                // Run out; or given back, which matters as long as calls from before may be on their way: the newer, the
-                // longer it stays.
+                // Run out, or given back before any call that is still on its way.
                 0 => 1,
-                _ => (what & !FREED).max(2),
+                _ if (what & !FREED).saturating_add(FREED_FOR_US) < now_us => 1,
+                // Without it a reply from before would deny what is there; without another entry there is a call more.
+                _ => what,
             }
         };
         if let Some(entry) = line.entries.iter().min_by_key(|entry| age(entry)) {
             let what = entry.what.load(Ordering::Relaxed);
-            let is_outdated =
-                entry.key.load(Ordering::Relaxed) == key && what & FREED != 0 && sent_at_us <= what & !FREED;
-            if !is_outdated {
+            let is_own = entry.key.load(Ordering::Relaxed) == key;
+            let is_needed = !is_own && age(entry) & FREED != 0;
+            let is_outdated = is_own && what & FREED != 0 && sent_at_us <= what & !FREED;
+            if !is_needed && !is_outdated {
                 entry.key.store(key, Ordering::Relaxed);
                 entry.what.store(full_at_us & !FREED, Ordering::Relaxed);
             }
@@ -273,6 +277,20 @@ mod tests {
 
     fn rate(capacity: u64, refill: u64, period_ms: u64) -> Rate {
         Rate::new(Limit { capacity, refill, period_ms }).unwrap()
+    }
+
+    #[test]
+    fn what_was_given_back_is_not_forgotten_for_what_is_empty() {
+        let rejections = Rejections::new(WAYS);
+        rejections.forget(1, 100);
+        (2..10).for_each(|key| rejections.remember(key, 200, 50_000, 300));
+        rejections.remember(1, 90, 50_000, 400);
+        assert_eq!(rejections.full_at_us(1), None, "it was asked before");
+        assert!(rejections.full_at_us(9).is_some(), "others find room beside it");
+        // And when no reply from before can come any more, it makes room.
+        let later = 100 + FREED_FOR_US + 1;
+        (20..23).for_each(|key| rejections.remember(key, later, later + 50_000, later));
+        assert!((20..23).all(|key| rejections.full_at_us(key).is_some()));
     }
 
     #[test]
