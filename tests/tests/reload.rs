@@ -176,6 +176,45 @@ fn a_policy_behind_links_is_read_again_when_one_of_them_or_its_end_changes() {
     }
 }
 
+/// Written through another of its names: in the folder that is watched nothing happens, so only the signal can tell.
+#[test]
+fn sighup_alone_reads_the_policy_again() {
+    for setup in Setup::transports() {
+        let server = Server::start(&setup, &one(10));
+        let folder = server.unix().parent().unwrap().to_owned();
+        let elsewhere = tempfile::tempdir_in(&folder).unwrap();
+        let other_name = elsewhere.path().join("same-file");
+        fs::hard_link(folder.join("policy.toml"), &other_name).unwrap();
+        let mut client = server.connect();
+        let version = |server: &Server| server.status()["policy"]["version"].as_u64();
+
+        // A server that has only just started looks once more by itself; whoever has asked is answered after that.
+        server.signal("HUP");
+        let answer = "policy read again: nothing changed";
+        server.until("whoever asked is answered", |server| server.log().contains(answer));
+
+        fs::write(&other_name, one(20)).unwrap();
+        assert_eq!((version(&server), client.check(&["key", "a"]).limit), (Some(1), 10), "nobody has told it");
+        server.signal("HUP");
+        server.until("it is read", |server| version(server) == Some(2));
+        assert_eq!(client.check(&["key", "a"]).limit, 20);
+
+        fs::write(&other_name, "[[rule]]\nname = \"one\"\nper = [\"key\"]\nlimt = { capacity = 1 }\n").unwrap();
+        server.signal("HUP");
+        server.until("it is refused", |server| server.metric("sluice_policy_file_refused") == 1);
+        let why = server.status()["policy"]["last_refusal"].as_str().unwrap().to_owned();
+        assert!(why.contains("policy.toml:4") && why.contains("limt"), "{why}");
+        server.until("the log says why", |server| server.log().contains("policy refused, the old one goes on:"));
+        assert!(server.log().contains(&why), "{why}");
+        assert_eq!((version(&server), client.check(&["key", "a"]).limit), (Some(2), 20));
+
+        fs::write(&other_name, one(20)).unwrap();
+        server.signal("HUP");
+        server.until("it is good again", |server| server.metric("sluice_policy_file_refused") == 0);
+        assert_eq!((version(&server), client.check(&["key", "a"]).limit), (Some(2), 20));
+    }
+}
+
 #[test]
 fn a_policy_that_has_become_a_pipe_is_refused_and_holds_nobody_up() {
     for setup in Setup::transports() {
