@@ -37,6 +37,10 @@ impl Facts for NoFacts {
     fn info(&self) -> String {
         String::new()
     }
+
+    fn ports(&self) -> String {
+        String::new()
+    }
 }
 
 const SEED: u64 = 0x5EED;

@@ -63,6 +63,9 @@ pub struct RespSettings {
 pub trait Facts {
     /// The text of INFO.
     fn info(&self) -> String;
+
+    /// What someone who speaks HTTP should know: which port speaks what.
+    fn ports(&self) -> String;
 }
 
 /// One core's share of the server.
@@ -697,7 +700,12 @@ impl Engine {
     fn refuse(&mut self, conn: ConnId, error: ProtocolError) {
         self.settle();
         self.counters.protocol_errors.add(1);
-        self.reply(conn, |out| reply::error(&format!("ERR {error}"), out));
+        if let ProtocolError::Http { has_body } = error {
+            let text = self.facts.ports();
+            self.reply(conn, |out| reply::http_refusal(&text, has_body, out));
+        } else {
+            self.reply(conn, |out| reply::error(&format!("ERR {error}"), out));
+        }
         self.sessions[conn.index()].closing = true;
     }
 

@@ -49,10 +49,32 @@ pub enum ProtocolError {
     /// An inline request is longer than the limit.
     #[error("Protocol error: too big inline request")]
     InlineTooLong,
+    /// A client that speaks HTTP. `has_body` says whether it expects one in the answer.
+    #[error("Protocol error: this is HTTP, and the port speaks RESP")]
+    Http {
+        /// Not to HEAD.
+        has_body: bool,
+    },
     /// An inline request uses quotes.
     #[error("Protocol error: inline requests cannot quote; send an array of bulk strings")]
     InlineQuotes,
 }
+
+/// How requests of HTTP begin. Read as words, the first line would be an unknown command, and a line that follows could be a
+/// known one.
+const HTTP_STARTS: [&[u8]; 11] = [
+    b"GET /",
+    b"POST /",
+    b"PUT /",
+    b"HEAD /",
+    b"OPTIONS /",
+    b"OPTIONS *",
+    b"DELETE /",
+    b"PATCH /",
+    b"TRACE /",
+    b"CONNECT /",
+    b"PRI * HTTP/2",
+];
 
 /// A byte as an error text can carry it.
 struct Printable(u8);
@@ -207,6 +229,9 @@ impl<'a> Cursor<'a> {
     /// A line of words: what people type into a terminal.
     pub fn inline(&mut self, limits: &RequestLimits, args: &mut Args<'a>) -> Step<()> {
         let rest = self.rest;
+        if HTTP_STARTS.iter().any(|start| rest.starts_with(start)) {
+            return Err(ProtocolError::Http { has_body: !rest.starts_with(b"HEAD") });
+        }
         let Some(end) = memchr(b'\n', rest) else {
             return if rest.len() > INLINE_BYTES_MAX { Err(ProtocolError::InlineTooLong) } else { Ok(None) };
         };
