@@ -50,12 +50,14 @@ pub struct Setup {
     pub cores: usize,
     /// More lines for the config file.
     pub config: String,
+    /// Whether the log goes into a pipe that nobody reads.
+    pub log_stalls: bool,
 }
 
 impl Setup {
     /// One core, this transport.
     pub fn new(transport: &'static str) -> Self {
-        Self { transport, cores: 1, config: String::new() }
+        Self { transport, cores: 1, config: String::new(), log_stalls: false }
     }
 
     /// Both transports, on one and on two cores.
@@ -253,13 +255,14 @@ impl Drop for Server {
 }
 
 fn spawn(setup: &Setup, folder: &Path) -> Child {
+    let log = || File::create(folder.join(LOG)).expect("creating the log").into();
     Command::new(binary())
         .args(["--config", "sluice.toml", "--policy", "policy.toml", "--transport", setup.transport])
         .args(["--cores", &setup.cores.to_string(), "--listen-unix", "sluice.sock"])
         .args(["--listen-resp", "127.0.0.1:0", "--listen-ops", "127.0.0.1:0"])
         .current_dir(folder)
         .stdout(Stdio::piped())
-        .stderr(File::create(folder.join(LOG)).expect("creating the log"))
+        .stderr(if setup.log_stalls { Stdio::piped() } else { log() })
         .spawn()
         .expect("starting the server")
 }
