@@ -88,8 +88,31 @@ impl std::fmt::Display for Printable {
 /// A step of parsing: `Ok(None)` while bytes are missing.
 pub type Step<T> = Result<Option<T>, ProtocolError>;
 
-/// The words of a request. Sixteen fit without an allocation; requests on the hot path do not come here.
-pub type Args<'a> = SmallVec<[&'a [u8]; 16]>;
+/// The words of a request. Sixteen have room of their own; for more there is [`ArgsRoom`].
+pub type Args<'a> = SmallVec<[&'a [u8]; ARGS_FEW]>;
+
+/// See [`Args`].
+const ARGS_FEW: usize = 16;
+
+/// Room for many words, kept from one request to the next.
+#[derive(Default)]
+pub struct ArgsRoom(Vec<&'static [u8]>);
+
+impl ArgsRoom {
+    /// No words yet, with this room if there may be so many that they need it.
+    pub fn lend<'a>(&mut self, words_max: usize) -> Args<'a> {
+        if words_max <= ARGS_FEW { Args::new() } else { Args::from_vec(std::mem::take(&mut self.0)) }
+    }
+
+    /// Takes the room back.
+    pub fn take_back(&mut self, mut args: Args<'_>) {
+        if args.spilled() {
+            args.clear();
+            // Collects nothing, and so into the same memory.
+            self.0 = args.into_vec().into_iter().map(|_| &[][..]).collect();
+        }
+    }
+}
 
 /// Reads requests from the front of a buffer.
 #[derive(Clone, Copy)]
