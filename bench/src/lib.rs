@@ -37,6 +37,10 @@ impl Facts for NoFacts {
     fn info(&self) -> String {
         String::new()
     }
+
+    fn ports(&self) -> String {
+        String::new()
+    }
 }
 
 const SEED: u64 = 0x5EED;
@@ -168,7 +172,7 @@ fn grant_all(calls: &[u8], replies: &mut Vec<u8>) {
     for call in memchr::memmem::find_iter(calls, b"EVALSHA") {
         let mut words = calls[call..].split(|&byte| byte == b'\n').skip(4).step_by(2);
         let mut word = || words.next().map(|line| &line[..line.len() - 1]).expect("the call is whole");
-        let keys = usize::from(word()[0] - b'0');
+        let keys = word().iter().fold(0, |number, digit| 10 * number + usize::from(digit - b'0'));
         for _ in 0..=keys {
             word();
         }
@@ -178,6 +182,37 @@ fn grant_all(calls: &[u8], replies: &mut Vec<u8>) {
             write!(replies, ":{}\r\n:900\r\n:0\r\n:100\r\n", cost.escape_ascii()).expect("memory takes it");
         }
     }
+}
+
+/// A policy of `count` rules of one identity, which all apply to each [`request`].
+pub fn all_apply(count: usize) -> String {
+    let rule = |at: usize| {
+        format!(
+            "[[rule]]\nname = \"rule-{at}\"\nper = [\"key\"]\n\
+             limit = {{ capacity = {}, refill = 1000, period = \"1s\" }}\n",
+            1000 + at
+        )
+    };
+    (0..count).map(rule).collect()
+}
+
+/// A policy that mentions so many attributes, and a check that has them all, with a command of this spelling.
+pub fn many_attributes(count: usize, command: &str) -> (String, Vec<u8>) {
+    let names: Vec<_> = (0..count).map(|at| format!("name{at:02}")).collect();
+    let rule = |(at, names): (usize, &[String])| {
+        let matching: Vec<_> = names.iter().map(|name| format!("{name} = \"*\"")).collect();
+        format!(
+            "[[rule]]\nname = \"rule-{at}\"\nmatch = {{ {} }}\nper = [\"name00\"]\n\
+             limit = {{ capacity = {}, refill = 1000, period = \"1s\" }}\n",
+            matching.join(", "),
+            1000 + at
+        )
+    };
+    // A rule may mention sixteen.
+    let policy = names.chunks(15).enumerate().map(rule).collect();
+    let mut request = format!("*{}\r\n$5\r\n{command}\r\n", 1 + 2 * count);
+    names.iter().for_each(|name| request += &format!("$6\r\n{name}\r\n$1\r\nx\r\n"));
+    (policy, request.into_bytes())
 }
 
 /// What the store says of one bucket that had a token to give.

@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use sluice_bench::{ONE_RULE, Rig, THREE_OF_ONE, THREE_RULES, pipeline, request};
+use sluice_bench::{ONE_RULE, Rig, THREE_OF_ONE, THREE_RULES, all_apply, many_attributes, pipeline, request};
 
 struct Counting;
 
@@ -69,13 +69,23 @@ fn main() {
         })
         .collect();
     let cut: Vec<u8> = pipeline(100);
-    let cases: [(&str, &str, Vec<Vec<u8>>); 6] = [
+    let (ten_names, ten_lower) = many_attributes(10, "check");
+    let (forty_names, forty) = many_attributes(40, "CHECK");
+    let forty_lower = many_attributes(40, "check").1;
+    // Ten and sixty-four rules that apply: more than the stack has room for, and as many as may.
+    let [ten_rules, all_rules] = [10, 64].map(all_apply);
+    let cases: [(&str, &str, Vec<Vec<u8>>); 11] = [
         ("one rule, depth 1", ONE_RULE, vec![request(7)]),
         ("one rule, depth 100", ONE_RULE, vec![pipeline(100)]),
         ("three rules, depth 100", THREE_RULES, vec![pipeline(100)]),
         ("prefix, shadow, rollout, override, denied", EVERYTHING, vec![pipeline(100)]),
         ("CL.THROTTLE, depth 100", ONE_RULE, vec![throttles]),
         ("requests cut in the middle", ONE_RULE, cut.chunks(997).map(<[u8]>::to_vec).collect()),
+        ("ten attributes, in lower case", &ten_names, vec![ten_lower]),
+        ("forty attributes", &forty_names, vec![forty.clone()]),
+        ("forty attributes, in lower case, cut", &forty_names, forty_lower.chunks(101).map(<[u8]>::to_vec).collect()),
+        ("ten rules", &ten_rules, vec![pipeline(100)]),
+        ("as many rules as may apply", &all_rules, vec![pipeline(100)]),
     ];
     for (name, policy, rounds) in &cases {
         let mut rig = Rig::new(policy, 1 << 16);
@@ -87,6 +97,10 @@ fn main() {
         ("Redis-backed, three rules of one identity", THREE_OF_ONE, pipeline(100)),
         ("Redis-backed, three identities, one of them hot", THREE_RULES, pipeline(100)),
         ("Redis-backed: prefix, shadow, rollout, override", EVERYTHING, pipeline(100)),
+        ("Redis-backed, forty attributes", &forty_names, forty),
+        ("Redis-backed, forty attributes, in lower case", &forty_names, forty_lower),
+        ("Redis-backed, ten rules of one identity", &ten_rules, request(7)),
+        ("Redis-backed, as many rules as may apply", &all_rules, request(7)),
     ];
     for (name, policy, requests) in &remote {
         let mut rig = Rig::with_redis(policy);

@@ -3,6 +3,8 @@
 //! A policy is read again when its file changes and on SIGHUP; it is put in force as a whole, or refused as a whole
 //! with every problem logged, and then the old one goes on.
 
+mod watch;
+
 use std::{
     collections::HashMap,
     io,
@@ -17,13 +19,10 @@ use std::{
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use glommio::{ExecutorJoinHandle, LocalExecutorBuilder, Placement, PoolPlacement};
-use notify::{
-    EventKind, RecursiveMode, Watcher,
-    event::{AccessKind, AccessMode, ModifyKind},
-};
 use policy_sync::{check, file, model::Policy};
 use thiserror::Error;
 
+use self::watch::Watch;
 use crate::{
     listener::park::Pulse,
     metrics::counters::{CoreCounters, RuleCounts},
@@ -118,7 +117,7 @@ impl Control {
             Ok(None) if was_refused => {
                 tracing::info!(version = self.version, "the policy file is good again, and what is in force");
             }
-            // A rename of something else in the folder is no news; whoever sent SIGHUP wants an answer.
+            // A file that was written again as it was is no news; whoever sent SIGHUP wants an answer.
             Ok(None) if !was_asked => {}
             Ok(None) => tracing::info!(version = self.version, "policy read again: nothing changed"),
             Ok(Some((loaded, reused))) => {
@@ -281,7 +280,7 @@ pub fn start(
         pulse: Arc::clone(&pulse),
     });
     process.reloads.publish_names(&control.slots);
-    let watch = control.source.as_deref().map(|path| watch(path, Arc::clone(&orders))).transpose()?;
+    let mut watch = control.source.as_deref().map(|path| start_watch(path, Arc::clone(&orders))).transpose()?;
     let for_executor = Arc::clone(&orders);
     let handle = LocalExecutorBuilder::new(Placement::Unbound)
         .name("sluice-control")
@@ -290,12 +289,12 @@ pub fn start(
         .ring_depth(RING_DEPTH)
         .blocking_thread_pool_placement(PoolPlacement::Unbound(1))
         .spawn(move || async move {
-            let _watch = watch;
             let _heart = glommio::spawn_local(Arc::clone(&pulse).keep_alive());
             let _ops = glommio::spawn_local(ops::serve(ops_listener, Arc::clone(&process)));
             while !for_executor.stop.load(Ordering::Acquire) {
                 let was_asked = for_executor.reload.swap(false, Ordering::AcqRel);
                 if for_executor.look.swap(false, Ordering::AcqRel) || was_asked {
+                    watch.iter_mut().for_each(Watch::follow);
                     control.reload(&process, was_asked);
                 }
                 control.retired.retain(|policy| Arc::strong_count(policy) > 1);
@@ -306,36 +305,7 @@ pub fn start(
     Ok((handle, orders))
 }
 
-/// Watches the folder of the policy file: editors and configuration tools replace files rather than write into them.
-fn watch(path: &Path, orders: Arc<Orders>) -> Result<notify::RecommendedWatcher, ServerError> {
-    let failed = |error: notify::Error| ServerError::Start {
-        what: format!("watching {}", path.display()),
-        error: error.to_string(),
-    };
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder.to_path_buf(),
-        _ => PathBuf::from("."),
-    };
-    let file_name = path.file_name().map(ToOwned::to_owned);
-    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| match event {
-        Ok(event) if is_finished(&event.kind, event.paths.iter().any(|at| at.file_name() == file_name.as_deref())) => {
-            orders.look_again();
-        }
-        Ok(_) => {}
-        Err(error) => tracing::warn!(%error, "watching the policy file failed; SIGHUP still reads it"),
-    })
-    .map_err(failed)?;
-    watcher.watch(&folder, RecursiveMode::NonRecursive).map_err(failed)?;
-    Ok(watcher)
-}
-
-/// Whether an event may have put new content in place: a file closed after writing, or something renamed; or ours taken
-/// away, which is worth saying. A write that goes on is no reason to look: half a policy may be a valid one. A rename of
-/// anything in the folder is one, since the file may be reached through a link that is replaced (as Kubernetes does it).
-fn is_finished(kind: &EventKind, is_ours: bool) -> bool {
-    match kind {
-        EventKind::Access(AccessKind::Close(AccessMode::Write)) | EventKind::Remove(_) => is_ours,
-        EventKind::Modify(ModifyKind::Name(_)) => true,
-        _ => false,
-    }
+fn start_watch(path: &Path, orders: Arc<Orders>) -> Result<Watch, ServerError> {
+    Watch::start(path, move |_| orders.look_again())
+        .map_err(|error| ServerError::Start { what: format!("watching {}", path.display()), error: error.to_string() })
 }

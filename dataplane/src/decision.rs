@@ -19,7 +19,7 @@
 use policy_sync::{
     model::Mode,
     rate::Rate,
-    snapshot::{Applied, Grant, Snapshot},
+    snapshot::{Applied, Grant, RULES_PER_CHECK_MAX, Snapshot},
 };
 use smallvec::SmallVec;
 
@@ -296,7 +296,7 @@ struct Stake<'a> {
 
 #[inline(never)]
 fn decide_all<T: Tally>(ground: &Ground<'_, T>, applied: &[Applied], cost: u32, counts: &mut TableCounts) -> Verdict {
-    let mut stakes: SmallVec<[Stake<'_>; 8]> = SmallVec::new();
+    let mut stakes: SmallVec<[Stake<'_>; RULES_PER_CHECK_MAX]> = SmallVec::new();
     let mut denied: Option<Verdict> = None;
     let mut exempt: Option<u32> = None;
     let mut shadows = false;

@@ -27,6 +27,7 @@ pub mod hot;
 pub mod lifecycle;
 pub mod limits;
 pub mod listener;
+pub mod log;
 pub mod metrics;
 pub mod ops;
 pub mod policy;

@@ -14,5 +14,10 @@ pub const SPARE_BUFFERS_MAX: usize = 1024;
 pub const SPARE_BUFFER_BYTES_MAX: usize = 64 * 1024;
 /// Bytes of a name that a client gives itself by CLIENT SETNAME.
 pub const CLIENT_NAME_BYTES_MAX: usize = 128;
+/// Lines of the log that may wait to be written, and the bytes of them beyond which no other line may join. Enough for a start
+/// and for what an outage says; beyond, standard error has stalled.
+pub const LOG_LINES_MAX: usize = 1024;
+/// See [`LOG_LINES_MAX`].
+pub const LOG_BYTES_MAX: usize = 1024 * 1024;
 
 const _: () = assert!(BATCH_CHECKS_MAX.is_power_of_two());

@@ -21,6 +21,7 @@ use sluice::{
     config::{self, Log, LogFormat, Settings},
     control::{self, Control},
     listener::TransportChoice,
+    log,
     server::{self, Process, Request},
 };
 
@@ -77,22 +78,30 @@ fn complain(error: &dyn std::error::Error) {
 /// Serves, and says why not: to whoever reads the log, where that is a program, and else to the terminal.
 fn serve(args: &ServeArgs) -> ExitCode {
     let settings = args.settings();
-    let log = match &settings {
+    let how = match &settings {
         Ok(settings) => settings.log.clone(),
         Err(_) => Log { format: args.log_format.unwrap_or_default(), ..Log::default() },
     };
-    start_log(&log);
-    match settings.map_err(Into::into).and_then(serve_with) {
-        Ok(()) => ExitCode::SUCCESS,
+    let thread = match log::start(&how) {
+        Ok(thread) => thread,
         Err(error) => {
-            if log.format == LogFormat::Json && tracing::enabled!(tracing::Level::ERROR) {
-                tracing::error!(%error, "cannot serve");
-            } else {
-                complain(&*error);
-            }
-            ExitCode::FAILURE
+            complain(&error);
+            return ExitCode::FAILURE;
         }
+    };
+    let mut outcome = settings.map_err(Into::into).and_then(serve_with);
+    let code = if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    if how.format == LogFormat::Json
+        && tracing::enabled!(tracing::Level::ERROR)
+        && let Err(error) = std::mem::replace(&mut outcome, Ok(()))
+    {
+        tracing::error!(%error, "cannot serve");
     }
+    thread.finish();
+    if let Err(error) = outcome {
+        complain(&*error);
+    }
+    code
 }
 
 fn serve_with(mut settings: Settings) -> Outcome {
@@ -116,27 +125,6 @@ fn serve_with(mut settings: Settings) -> Outcome {
     server::run(settings, password.as_ref(), control, &requests, announce)?;
     tracing::info!("left");
     Ok(())
-}
-
-fn start_log(settings: &Log) {
-    // The level was checked with the other settings.
-    let mut filter = tracing_subscriber::EnvFilter::try_new(&settings.level).unwrap_or_default();
-    let is_chatty = filter.max_level_hint().is_none_or(|level| level > tracing::Level::INFO);
-    if is_chatty
-        && !settings.level.contains("notify=")
-        && let Ok(quiet) = "notify=info".parse()
-    {
-        // The file watch would tell of every event in the policy's folder. Where the log is written there too, each line
-        // is an event, and so there would be no end to it.
-        filter = filter.add_directive(quiet);
-    }
-    // A log that cannot be written must not end the server: its own complaint about that would go to the same place, and
-    // panic there.
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).log_internal_errors(false);
-    match settings.format {
-        LogFormat::Text => log.with_ansi(io::IsTerminal::is_terminal(&io::stderr())).init(),
-        LogFormat::Json => log.json().init(),
-    }
 }
 
 /// Where the counts are, for people.

@@ -607,6 +607,15 @@ fn affinity() -> Option<Vec<usize>> {
 }
 
 impl Facts for Process {
+    fn ports(&self) -> String {
+        format!(
+            "This is the RESP port of Sluice, which speaks the Redis protocol: try redis-cli -p {resp}.\n\
+             HTTP is spoken on the ops port, {ops}: /healthz, /readyz, /v1/status and /metrics. Checks are not asked over HTTP.\n",
+            resp = self.resp_address.port(),
+            ops = self.ops_address.port(),
+        )
+    }
+
     fn info(&self) -> String {
         let policy = self.policy.load();
         let sum = |read: fn(&CoreCounters) -> u64| self.counters.iter().map(|core| read(core)).sum::<u64>();

@@ -231,6 +231,8 @@ fn more_rules_than_a_check_may_have_are_refused_not_cut_off() {
     let outcome = snapshot.applying(&attributes, 0, &mut Vec::new(), &mut Vec::new());
     assert_eq!(outcome, Err(AttributesError::TooManyRules));
     assert_eq!(attributes.push(&snapshot, b"key", b"b"), Err(AttributesError::Duplicate));
+    // What no rule mentions is not remembered.
+    assert_eq!([b"a", b"b"].map(|value| attributes.push(&snapshot, b"other", value)), [Ok(false); 2]);
 }
 
 #[test]

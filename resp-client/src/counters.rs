@@ -76,6 +76,8 @@ pub struct Counters {
     pub refreshes: u64,
     /// Of those, times no usable answer came.
     pub refresh_failures: u64,
+    /// Times that no sentinel was left that could be reached.
+    pub sentinels_lost: u64,
     /// Times Sentinel named another primary, or a cluster's slots changed hands.
     pub topology_changes: u64,
     /// Nodes that found no room in the table of shards.

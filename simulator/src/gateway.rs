@@ -98,6 +98,10 @@ impl Facts for NoFacts {
     fn info(&self) -> String {
         String::new()
     }
+
+    fn ports(&self) -> String {
+        String::new()
+    }
 }
 
 impl Gateway {

@@ -50,12 +50,14 @@ pub struct Setup {
     pub cores: usize,
     /// More lines for the config file.
     pub config: String,
+    /// Whether the log goes into a pipe that nobody reads.
+    pub log_stalls: bool,
 }
 
 impl Setup {
     /// One core, this transport.
     pub fn new(transport: &'static str) -> Self {
-        Self { transport, cores: 1, config: String::new() }
+        Self { transport, cores: 1, config: String::new(), log_stalls: false }
     }
 
     /// Both transports, on one and on two cores.
@@ -253,13 +255,14 @@ impl Drop for Server {
 }
 
 fn spawn(setup: &Setup, folder: &Path) -> Child {
+    let log = || File::create(folder.join(LOG)).expect("creating the log").into();
     Command::new(binary())
         .args(["--config", "sluice.toml", "--policy", "policy.toml", "--transport", setup.transport])
         .args(["--cores", &setup.cores.to_string(), "--listen-unix", "sluice.sock"])
         .args(["--listen-resp", "127.0.0.1:0", "--listen-ops", "127.0.0.1:0"])
         .current_dir(folder)
         .stdout(Stdio::piped())
-        .stderr(File::create(folder.join(LOG)).expect("creating the log"))
+        .stderr(if setup.log_stalls { Stdio::piped() } else { log() })
         .spawn()
         .expect("starting the server")
 }
@@ -280,17 +283,26 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
 /// The server's binary, built if need be.
 pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| {
-        let exe = std::env::current_exe().expect("the test knows its own path");
-        let profile = exe.ancestors().nth(2).expect("target/<profile>/deps/<test>");
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--package", "sluice"]);
-        if profile.ends_with("release") {
-            build.arg("--release");
-        }
-        assert!(build.status().expect("running cargo").success(), "the server must build");
-        profile.join("sluice")
-    })
+    BINARY.get_or_init(|| built("sluice"))
+}
+
+/// The load generator's binary, built if need be.
+pub fn load_generator() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| built("sluice-load"))
+}
+
+/// Builds a package, in the profile of this test; returns its binary, which has the same name.
+fn built(package: &str) -> PathBuf {
+    let exe = std::env::current_exe().expect("the test knows its own path");
+    let profile = exe.ancestors().nth(2).expect("target/<profile>/deps/<test>");
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--package", package]);
+    if profile.ends_with("release") {
+        build.arg("--release");
+    }
+    assert!(build.status().expect("running cargo").success(), "{package} must build");
+    profile.join(package)
 }
 
 /// A connection that sends exactly what it is told and reads one reply at a time.
@@ -308,6 +320,11 @@ impl<S: Read + Write> Client<S> {
     /// The stream.
     pub fn stream(&mut self) -> &mut S {
         &mut self.stream
+    }
+
+    /// The stream, for bytes that are not RESP.
+    pub fn into_stream(self) -> S {
+        self.stream
     }
 
     /// Sends bytes.

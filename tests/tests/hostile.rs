@@ -1,7 +1,10 @@
 //! Bad input and bad clients hurt nobody else, and are told what is wrong.
 #![allow(missing_docs)]
 
-use std::io::{ErrorKind, Read, Write};
+use std::{
+    io::{ErrorKind, Read, Write},
+    os::unix::net::UnixStream,
+};
 
 use sluice_e2e::{AMPLE, Reply, Server, Setup, error, request};
 
@@ -37,6 +40,53 @@ fn broken_protocol_is_answered_with_what_is_wrong_and_closed() {
         }
         is_well(&mut server);
         assert_eq!(server.metric("sluice_protocol_errors_total"), cases.len() as u64);
+    }
+}
+
+/// The answer that a client of HTTP gets from this stream.
+fn http_answer(mut stream: impl Read + Write, parts: &[&[u8]]) -> String {
+    for part in parts {
+        stream.write_all(part).expect("sending");
+    }
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer, and then the end");
+    answer
+}
+
+#[test]
+fn whoever_speaks_http_is_told_where_it_is_spoken() {
+    let requests: &[&[&[u8]]] = &[
+        &[b"GET /v1/check HTTP/1.1\r\nHost: sluice\r\n\r\n"],
+        &[b"G", b"ET", b" ", b"/", b" HTTP/1.1\r\n\r\n"],
+        // A line of the body would be a command.
+        &[b"POST /v1/check HTTP/1.1\r\nContent-Length: 14\r\n\r\nCHECK key spy\r\n"],
+        &[b"PUT /a HTTP/1.0\r\n\r\n"],
+        &[b"DELETE /a HTTP/1.1\r\n\r\n"],
+        &[b"OPTIONS * HTTP/1.1\r\n\r\n"],
+        &[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"],
+    ];
+    for setup in Setup::transports() {
+        let mut server = Server::start(&setup, AMPLE);
+        let port = |what: &str, port: u16| format!("{what}{port}");
+        let expected = [port("redis-cli -p ", server.resp.port()), port("ops port, ", server.ops.port())];
+        for parts in requests {
+            let tcp = http_answer(server.connect().into_stream(), parts);
+            let unix = http_answer(UnixStream::connect(server.unix()).expect("connecting"), parts);
+            assert_eq!(tcp, unix);
+            let (head, body) = tcp.split_once("\r\n\r\n").expect("a head and a body");
+            assert!(head.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{head}");
+            assert!(head.ends_with(&format!("Content-Length: {}", body.len())), "{head}");
+            assert!(expected.iter().all(|part| body.contains(part)), "{body} should have {expected:?}");
+        }
+        let head = http_answer(server.connect().into_stream(), &[b"HEAD / HTTP/1.1\r\n\r\n"]);
+        assert!(head.starts_with("HTTP/1.1 400 ") && head.ends_with("\r\n\r\n"), "HEAD has no body: {head}");
+        assert_eq!(server.metric("sluice_checks_total"), 0, "no line was taken for a command");
+        assert_eq!(server.metric("sluice_protocol_errors_total"), 2 * requests.len() as u64 + 1);
+        // What only begins like it is somebody's typing.
+        let mut client = server.connect();
+        client.send(b"GET key\r\n");
+        assert!(error(&client.receive().expect("a reply")).contains("unknown command 'GET'"));
+        is_well(&mut server);
     }
 }
 

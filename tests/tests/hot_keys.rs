@@ -79,8 +79,12 @@ fn the_hottest_key_of_all_cores_is_named_first() {
 #[test]
 fn redis_decides_and_coalescing_saves_calls() {
     let redis = Redis::start(&[]);
-    let setup = Setup::new("ring").with("[hot]\nlease_auto_above = 200\n").with_redis(&[redis.url()], "");
+    // A deadline that a busy machine keeps.
+    let settings = "deadline_ms = 50\n";
+    let setup = Setup::new("ring").with("[hot]\nlease_auto_above = 200\n").with_redis(&[redis.url()], settings);
     let server = Server::start(&setup, AMPLE);
+    // Calls before that would fail, and the breaker would open.
+    server.until("Redis is connected", |server| server.redis_events("connected") > 0);
     let first = hottest(&server, 1, "ak_hot");
     assert_eq!(first["key"], "key=ak_hot");
     assert!(first["decided_by"]["redis"].as_f64().unwrap() > 0.5, "{first}");

@@ -345,24 +345,26 @@ fn scripts_and_data_flushed() {
         let redis = Redis::start(&[]);
         let (server, _guard) = serve(transport, &redis.url(), BREAKER);
         wait_until_redis_decides(&server, "before");
-        let loaded = || server.metric("sluice_redis_events_total{event=\"script_loaded\"}");
-        let before = loaded();
         let watch = Watch::start(&server);
         let load = Load::asking(&server, CONNECTIONS, question);
-        for _ in 0..FLUSHES {
+        for flush in 1..=FLUSHES {
             load.wait_for(BATCHES / 2);
+            let loaded = server.redis_events("script_loaded");
             redis.command(&["SCRIPT", "FLUSH"]);
             redis.command(&["FLUSHALL"]);
+            // Where the machine is so late that the breaker is open, nothing is asked of Redis for a while, and nothing is
+            // loaded. It must come back by itself.
+            wait_until_redis_decides(&server, &format!("flush-{flush}"));
+            server.until("the script is loaded, and that is counted", |server| {
+                server.redis_events("script_loaded") > loaded
+            });
         }
         load.wait_for(BATCHES / 2);
         let all = load.stop();
         let machine_late = watch.stop();
         println!("flushed, {transport}:\n         {all}");
-        // Not each time, where the machine is so late that the breaker is open.
-        assert!(loaded() > before, "{transport}: it is loaded, and that is counted");
         let late = all.quantile(0.999);
         assert!(late <= LATENCY_MAX * SLACK + machine_late, "{transport}: machine late by {machine_late:?}: {all}");
-        assert!(all.class(CLOSED).allowed > 0, "{transport}: Redis decides: {}", all.class(CLOSED));
         let passed = all.class(ONE).allowed;
         let most = (1 + FLUSHES) * CAPACITY + (1 + closings(&server, &redis.url())) * LOCAL;
         assert!(passed <= most, "{transport}: {passed} of one identity passed");

@@ -67,6 +67,24 @@ fn the_primary_is_found_by_name_and_followed_without_a_restart() {
             wait_for_redis(&mut server.connect(), "after");
         }
     });
+    no_sentinel_is_said_and_that_one_is_back(&sentinel, &servers);
+}
+
+fn no_sentinel_is_said_and_that_one_is_back(sentinel: &Sentinel, servers: &[Server]) {
+    let [lost, back] = ["no sentinel can be reached", "a sentinel answers again"];
+    assert!(servers.iter().all(|server| !server.log().contains(lost)));
+    let last = &sentinel.sentinel_nodes()[2];
+    last.kill();
+    for server in servers {
+        server.until("it says that there is none", |server| server.log().contains(lost));
+        server.until("it is counted", |server| server.redis_events("sentinels_lost") >= 1);
+        assert!(!server.log().contains(back));
+        wait_for_redis(&mut server.connect(), "without");
+    }
+    last.restart();
+    for server in servers {
+        server.until("it says that one is back", |server| server.log().contains(back));
+    }
 }
 
 fn wait_for_redis(client: &mut Client<TcpStream>, key: &str) {

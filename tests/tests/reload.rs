@@ -3,6 +3,8 @@
 #![allow(clippy::disallowed_methods, reason = "tests wait for real processes")]
 
 use std::{
+    fs,
+    os::unix::fs::symlink,
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
     time::Instant,
@@ -114,8 +116,6 @@ fn a_bad_file_is_reported_and_the_old_policy_goes_on() {
         server.overwrite_policy(&one(20));
         server.until("the good one is taken", |server| server.status()["policy"]["version"].as_u64() == Some(2));
         assert_eq!(client.check(&["key", "a"]).limit, 20);
-        server.signal("HUP");
-        assert_eq!(client.check(&["key", "a"]).limit, 20, "nothing changed");
         // An empty file is what a copy leaves for a moment; it must not switch everything off.
         server.overwrite_policy("");
         server.until("it is refused", |server| server.status()["policy"]["reloads_refused"].as_u64() >= Some(2));
@@ -139,13 +139,89 @@ fn a_bad_file_is_reported_and_the_old_policy_goes_on() {
     }
 }
 
+/// As a mounted ConfigMap has it: the file is a link into a folder that is reached by a link, and that one is swapped.
+#[test]
+fn a_policy_behind_links_is_read_again_when_one_of_them_or_its_end_changes() {
+    for setup in Setup::transports() {
+        let server = Server::start(&setup, &one(10));
+        let folder = server.unix().parent().unwrap().to_owned();
+        let at = |name: &str| folder.join(name);
+        let in_force = |capacity: i64| {
+            server.until(&format!("{capacity} is the limit"), |server| {
+                server.connect().check(&["COST", "0", "key", "a"]).limit == capacity
+            });
+        };
+        for (version, capacity) in [("..1", 11), ("..2", 12)] {
+            fs::create_dir(at(version)).unwrap();
+            fs::write(at(version).join("policy.toml"), one(capacity)).unwrap();
+        }
+        let swap = |target: &str, name: &str| {
+            symlink(target, at("..data_tmp")).unwrap();
+            fs::rename(at("..data_tmp"), at(name)).unwrap();
+        };
+        swap("..1", "..data");
+        swap("..data/policy.toml", "policy.toml");
+        in_force(11);
+        swap("..2", "..data");
+        fs::remove_dir_all(at("..1")).unwrap();
+        in_force(12);
+        fs::write(at("..2/policy.toml"), one(13)).unwrap();
+        in_force(13);
+        // A link that is made where there is nothing.
+        fs::write(at("other.toml"), one(14)).unwrap();
+        fs::remove_file(at("policy.toml")).unwrap();
+        symlink("other.toml", at("policy.toml")).unwrap();
+        in_force(14);
+        assert_eq!(server.metric("sluice_policy_file_refused"), 0);
+    }
+}
+
+/// Written through another of its names: in the folder that is watched nothing happens, so only the signal can tell.
+#[test]
+fn sighup_alone_reads_the_policy_again() {
+    for setup in Setup::transports() {
+        let server = Server::start(&setup, &one(10));
+        let folder = server.unix().parent().unwrap().to_owned();
+        let elsewhere = tempfile::tempdir_in(&folder).unwrap();
+        let other_name = elsewhere.path().join("same-file");
+        fs::hard_link(folder.join("policy.toml"), &other_name).unwrap();
+        let mut client = server.connect();
+        let version = |server: &Server| server.status()["policy"]["version"].as_u64();
+
+        // A server that has only just started looks once more by itself; whoever has asked is answered after that.
+        server.signal("HUP");
+        let answer = "policy read again: nothing changed";
+        server.until("whoever asked is answered", |server| server.log().contains(answer));
+
+        fs::write(&other_name, one(20)).unwrap();
+        assert_eq!((version(&server), client.check(&["key", "a"]).limit), (Some(1), 10), "nobody has told it");
+        server.signal("HUP");
+        server.until("it is read", |server| version(server) == Some(2));
+        assert_eq!(client.check(&["key", "a"]).limit, 20);
+
+        fs::write(&other_name, "[[rule]]\nname = \"one\"\nper = [\"key\"]\nlimt = { capacity = 1 }\n").unwrap();
+        server.signal("HUP");
+        server.until("it is refused", |server| server.metric("sluice_policy_file_refused") == 1);
+        let why = server.status()["policy"]["last_refusal"].as_str().unwrap().to_owned();
+        assert!(why.contains("policy.toml:4") && why.contains("limt"), "{why}");
+        server.until("the log says why", |server| server.log().contains("policy refused, the old one goes on:"));
+        assert!(server.log().contains(&why), "{why}");
+        assert_eq!((version(&server), client.check(&["key", "a"]).limit), (Some(2), 20));
+
+        fs::write(&other_name, one(20)).unwrap();
+        server.signal("HUP");
+        server.until("it is good again", |server| server.metric("sluice_policy_file_refused") == 0);
+        assert_eq!((version(&server), client.check(&["key", "a"]).limit), (Some(2), 20));
+    }
+}
+
 #[test]
 fn a_policy_that_has_become_a_pipe_is_refused_and_holds_nobody_up() {
     for setup in Setup::transports() {
         let mut server = Server::start(&setup, &one(10));
         let folder = server.unix().parent().unwrap().to_owned();
         assert!(Command::new("mkfifo").arg(folder.join("pipe")).status().unwrap().success());
-        std::fs::rename(folder.join("pipe"), folder.join("policy.toml")).unwrap();
+        fs::rename(folder.join("pipe"), folder.join("policy.toml")).unwrap();
         server.until("it is refused", |server| server.metric("sluice_policy_file_refused") == 1);
         let why = server.status()["policy"]["last_refusal"].as_str().unwrap().to_owned();
         assert!(why.contains("is not a regular file"), "{why}");

@@ -24,7 +24,7 @@ mod session;
 use std::sync::Arc;
 
 use arc_swap::cache::Cache;
-use policy_sync::snapshot::{Applied, Attributes, AttributesError};
+use policy_sync::snapshot::{ATTRIBUTES_FEW, Applied, Attributes, AttributesError, Room};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use self::{longest_fill::LongestFill, recall::Recall, session::Session};
@@ -41,7 +41,7 @@ use crate::{
     policy::{LoadedPolicy, PolicyInForce, RuleCard},
     resp::{
         command::{self, CommandError, Dialect, Throttle},
-        frame::{Args, Cursor, ProtocolError, RequestLimits},
+        frame::{ArgsRoom, Cursor, ProtocolError, RequestLimits},
         reply::{self, RuleReply},
     },
     store::{Store, StoreSettings, shards::Shards, wire::Redis},
@@ -63,6 +63,9 @@ pub struct RespSettings {
 pub trait Facts {
     /// The text of INFO.
     fn info(&self) -> String;
+
+    /// What someone who speaks HTTP should know: which port speaks what.
+    fn ports(&self) -> String;
 }
 
 /// One core's share of the server.
@@ -88,6 +91,10 @@ pub struct Engine {
     /// The pending throttle calls.
     throttles: Vec<PendingThrottle>,
     scratch: Vec<u8>,
+    /// For requests of many words.
+    words_room: ArgsRoom,
+    /// For checks of many attributes.
+    attributes_room: Room,
     spare_buffers: Vec<Vec<u8>>,
     no_rule: RuleReply,
     recall: Recall,
@@ -196,6 +203,8 @@ impl Engine {
             applied: Vec::with_capacity(4 * BATCH_CHECKS_MAX),
             throttles: Vec::with_capacity(BATCH_CHECKS_MAX),
             scratch: Vec::with_capacity(1024),
+            words_room: ArgsRoom::default(),
+            attributes_room: Room::default(),
             spare_buffers: Vec::new(),
             no_rule: RuleReply::new("", decision::UNLIMITED),
             recall: Recall::new(),
@@ -387,14 +396,13 @@ impl Engine {
         let limits = self.settings.request;
         let mut cursor = Cursor::new(bytes);
         if cursor.peek() != Some(b'*') {
-            let mut args = Args::new();
-            return Ok(match cursor.inline(&limits, &mut args)? {
-                Some(()) => {
-                    self.execute(conn, &args);
-                    Parsed::Request(cursor.consumed())
-                }
-                None => Parsed::Incomplete,
-            });
+            let mut args = self.words_room.lend(limits.args_max);
+            let outcome = cursor.inline(&limits, &mut args)?;
+            if outcome.is_some() {
+                self.execute(conn, &args);
+            }
+            self.words_room.take_back(args);
+            return Ok(outcome.map_or(Parsed::Incomplete, |()| Parsed::Request(cursor.consumed())));
         }
         let Some(count) = cursor.array(&limits)? else {
             return Ok(Parsed::Incomplete);
@@ -406,34 +414,52 @@ impl Engine {
             return Ok(Parsed::Incomplete);
         };
         if name == b"CHECK" && self.sessions[conn.index()].authenticated {
-            return Ok(match self.read_check(conn, bytes, &mut cursor, count - 1)? {
-                Some(()) => Parsed::Request(cursor.consumed()),
-                None => Parsed::Incomplete,
-            });
+            let words = count - 1;
+            let outcome = if words > 2 * ATTRIBUTES_FEW {
+                self.read_long_check(conn, bytes, &mut cursor, words)?
+            } else {
+                self.read_check(conn, bytes, &mut cursor, words, &mut Attributes::default())?
+            };
+            return Ok(outcome.map_or(Parsed::Incomplete, |()| Parsed::Request(cursor.consumed())));
         }
-        let mut args = Args::new();
+        let mut args = self.words_room.lend(count);
         args.push(name);
-        Ok(match cursor.words(count - 1, &limits, &mut args)? {
-            Some(()) => {
-                self.execute(conn, &args);
-                Parsed::Request(cursor.consumed())
-            }
-            None => Parsed::Incomplete,
-        })
+        let outcome = cursor.words(count - 1, &limits, &mut args)?;
+        if outcome.is_some() {
+            self.execute(conn, &args);
+        }
+        self.words_room.take_back(args);
+        Ok(outcome.map_or(Parsed::Incomplete, |()| Parsed::Request(cursor.consumed())))
+    }
+
+    /// A CHECK that may have more attributes than fit the stack.
+    #[cold]
+    #[inline(never)]
+    fn read_long_check<'b>(
+        &mut self,
+        conn: ConnId,
+        bytes: &'b [u8],
+        cursor: &mut Cursor<'b>,
+        words: usize,
+    ) -> Result<Option<()>, ProtocolError> {
+        let mut attributes = Attributes::in_room(std::mem::take(&mut self.attributes_room));
+        let outcome = self.read_check(conn, bytes, cursor, words, &mut attributes);
+        self.attributes_room = attributes.into_room();
+        outcome
     }
 
     /// Reads the words of a CHECK as they are parsed: each pair is resolved and hashed at once.
-    #[inline]
-    fn read_check(
+    #[inline(always)]
+    fn read_check<'b>(
         &mut self,
         conn: ConnId,
-        bytes: &[u8],
-        cursor: &mut Cursor<'_>,
+        bytes: &'b [u8],
+        cursor: &mut Cursor<'b>,
         mut words: usize,
+        attributes: &mut Attributes<'b>,
     ) -> Result<Option<()>, ProtocolError> {
         let limits = self.settings.request;
         let snapshot = &self.policy.snapshot;
-        let mut attributes = Attributes::default();
         let mut cost = 1;
         // The first error of the request; the rest of it must be read all the same.
         let mut wrong: Option<CommandError> = None;
@@ -462,7 +488,7 @@ impl Engine {
                 }
             } else {
                 last_at = value_at;
-                match push_attribute(&mut attributes, snapshot, name, value) {
+                match push_attribute(attributes, snapshot, name, value) {
                     Ok(is_known) => last_is_known = is_known,
                     Err(error) => {
                         wrong.get_or_insert(error);
@@ -476,7 +502,7 @@ impl Engine {
         }
         let before = self.applied.len();
         if wrong.is_none()
-            && let Err(error) = snapshot.applying(&attributes, self.now.unix_ms, &mut self.scratch, &mut self.applied)
+            && let Err(error) = snapshot.applying(attributes, self.now.unix_ms, &mut self.scratch, &mut self.applied)
         {
             wrong = Some(error.into());
         }
@@ -484,17 +510,17 @@ impl Engine {
             self.fail(conn, &error);
             return Ok(Some(()));
         }
-        let is_sampled = self.sample(before, &attributes);
+        let is_sampled = self.sample(before, attributes);
         let snapshot = &self.policy.snapshot;
         if self.remote.is_some() {
-            let head = self.identity_head(before, &attributes, last_is_known, cost);
+            let head = self.identity_head(before, attributes, last_is_known, cost);
             let (snapshot, applied) = (&self.policy.snapshot, &self.applied[before..]);
             if head.is_some() {
-                let recipe = || snapshot.recipe(&attributes, last_is_known, applied);
+                let recipe = || snapshot.recipe(attributes, last_is_known, applied);
                 let one = if let [only] = applied { Some(only.rule) } else { None };
                 self.recall.learn(&bytes[..last_at], cost, (one, head), self.generation, recipe);
             }
-            self.ask((conn, is_sampled), cost, before, &attributes);
+            self.ask((conn, is_sampled), cost, before, attributes);
             return Ok(Some(()));
         }
         let applied = &self.applied[before..];
@@ -506,7 +532,7 @@ impl Engine {
             [only] if cost > 0 && self.policy.cards[only.rule as usize].enforced.is_some() => Some(only.rule),
             _ => None,
         };
-        let recipe = || snapshot.recipe(&attributes, last_is_known, applied);
+        let recipe = || snapshot.recipe(attributes, last_is_known, applied);
         self.recall.learn(&bytes[..last_at], cost, (one, None), self.generation, recipe);
         // At most `RULES_PER_CHECK_MAX`.
         self.pending.push(Pending { conn, cost, ask: Ask::Check { rules: applied.len() as u32 } });
@@ -565,16 +591,34 @@ impl Engine {
         if pairs.is_empty() {
             return Err(CommandError::NoAttributes);
         }
-        let mut attributes = Attributes::default();
+        let mut attributes = if pairs.len() > 2 * ATTRIBUTES_FEW {
+            Attributes::in_room(std::mem::take(&mut self.attributes_room))
+        } else {
+            Attributes::default()
+        };
+        let outcome = self.check_pairs(conn, cost, pairs, &mut attributes);
+        if pairs.len() > 2 * ATTRIBUTES_FEW {
+            self.attributes_room = attributes.into_room();
+        }
+        outcome
+    }
+
+    fn check_pairs<'b>(
+        &mut self,
+        conn: ConnId,
+        cost: u32,
+        pairs: &[&'b [u8]],
+        attributes: &mut Attributes<'b>,
+    ) -> Result<(), CommandError> {
         let snapshot = &self.policy.snapshot;
         for pair in pairs.chunks_exact(2) {
-            push_attribute(&mut attributes, snapshot, pair[0], pair[1])?;
+            push_attribute(attributes, snapshot, pair[0], pair[1])?;
         }
         let before = self.applied.len();
-        snapshot.applying(&attributes, self.now.unix_ms, &mut self.scratch, &mut self.applied)?;
-        let is_sampled = self.sample(before, &attributes);
+        snapshot.applying(attributes, self.now.unix_ms, &mut self.scratch, &mut self.applied)?;
+        let is_sampled = self.sample(before, attributes);
         if self.remote.is_some() {
-            self.ask((conn, is_sampled), cost, before, &attributes);
+            self.ask((conn, is_sampled), cost, before, attributes);
             return Ok(());
         }
         let rules = (self.applied.len() - before) as u32;
@@ -697,7 +741,12 @@ impl Engine {
     fn refuse(&mut self, conn: ConnId, error: ProtocolError) {
         self.settle();
         self.counters.protocol_errors.add(1);
-        self.reply(conn, |out| reply::error(&format!("ERR {error}"), out));
+        if let ProtocolError::Http { has_body } = error {
+            let text = self.facts.ports();
+            self.reply(conn, |out| reply::http_refusal(&text, has_body, out));
+        } else {
+            self.reply(conn, |out| reply::error(&format!("ERR {error}"), out));
+        }
         self.sessions[conn.index()].closing = true;
     }
 

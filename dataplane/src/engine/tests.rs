@@ -19,6 +19,10 @@ impl Facts for NoFacts {
     fn info(&self) -> String {
         "facts".into()
     }
+
+    fn ports(&self) -> String {
+        String::new()
+    }
 }
 
 const POLICY: &str = r#"

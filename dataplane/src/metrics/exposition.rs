@@ -16,7 +16,7 @@ use super::{
     store::StoreSnapshot,
     system::System,
 };
-use crate::{decision::Reason, server::Process};
+use crate::{decision::Reason, log, server::Process};
 
 /// The text of `/metrics`.
 ///
@@ -70,6 +70,7 @@ struct Snapshot {
     /// Why connections were closed, and how many, by core.
     closed: Vec<[(&'static str, u64); 3]>,
     ops_refused: u64,
+    log_dropped: u64,
     /// Rule name and counts by reason.
     rules: Vec<(String, [u64; Reason::COUNT])>,
     inserted: u64,
@@ -92,6 +93,7 @@ impl Snapshot {
             connections: (0..cores.len()).map(|core| process.placement.connections(core)).collect(),
             closed: (0..cores.len()).map(|core| closed(process, core)).collect(),
             ops_refused: process.tallies.ops_refused.load(Relaxed),
+            log_dropped: log::lines_dropped(),
             rules: rules(process),
             inserted: sum(|core| core.buckets_inserted.value()),
             evicted_full: sum(|core| core.buckets_evicted_full.value()),
@@ -172,6 +174,8 @@ impl Collector for Snapshot {
         counters(out, ("connections_closed", help, None), by_why)?;
         let help = "Connections of the ops port refused at ops.connections_max";
         counters(out, ("ops_connections_refused", help, None), [(UNLABELLED, self.ops_refused)])?;
+        let help = "Lines of the log that were dropped because standard error did not take them";
+        counters(out, ("log_lines_dropped", help, None), [(UNLABELLED, self.log_dropped)])?;
         let by_reason = self.rules.iter().flat_map(|(name, counts)| {
             let labels = move |reason| [("rule", name.clone()), ("reason", word(reason).to_owned())];
             Reason::ALL.into_iter().zip(counts).map(move |(reason, &count)| (labels(reason), count))

@@ -49,10 +49,32 @@ pub enum ProtocolError {
     /// An inline request is longer than the limit.
     #[error("Protocol error: too big inline request")]
     InlineTooLong,
+    /// A client that speaks HTTP. `has_body` says whether it expects one in the answer.
+    #[error("Protocol error: this is HTTP, and the port speaks RESP")]
+    Http {
+        /// Not to HEAD.
+        has_body: bool,
+    },
     /// An inline request uses quotes.
     #[error("Protocol error: inline requests cannot quote; send an array of bulk strings")]
     InlineQuotes,
 }
+
+/// How requests of HTTP begin. Read as words, the first line would be an unknown command, and a line that follows could be a
+/// known one.
+const HTTP_STARTS: [&[u8]; 11] = [
+    b"GET /",
+    b"POST /",
+    b"PUT /",
+    b"HEAD /",
+    b"OPTIONS /",
+    b"OPTIONS *",
+    b"DELETE /",
+    b"PATCH /",
+    b"TRACE /",
+    b"CONNECT /",
+    b"PRI * HTTP/2",
+];
 
 /// A byte as an error text can carry it.
 struct Printable(u8);
@@ -66,8 +88,31 @@ impl std::fmt::Display for Printable {
 /// A step of parsing: `Ok(None)` while bytes are missing.
 pub type Step<T> = Result<Option<T>, ProtocolError>;
 
-/// The words of a request. Sixteen fit without an allocation; requests on the hot path do not come here.
-pub type Args<'a> = SmallVec<[&'a [u8]; 16]>;
+/// The words of a request. Sixteen have room of their own; for more there is [`ArgsRoom`].
+pub type Args<'a> = SmallVec<[&'a [u8]; ARGS_FEW]>;
+
+/// See [`Args`].
+const ARGS_FEW: usize = 16;
+
+/// Room for many words, kept from one request to the next.
+#[derive(Default)]
+pub struct ArgsRoom(Vec<&'static [u8]>);
+
+impl ArgsRoom {
+    /// No words yet, with this room if there may be so many that they need it.
+    pub fn lend<'a>(&mut self, words_max: usize) -> Args<'a> {
+        if words_max <= ARGS_FEW { Args::new() } else { Args::from_vec(std::mem::take(&mut self.0)) }
+    }
+
+    /// Takes the room back.
+    pub fn take_back(&mut self, mut args: Args<'_>) {
+        if args.spilled() {
+            args.clear();
+            // Collects nothing, and so into the same memory.
+            self.0 = args.into_vec().into_iter().map(|_| &[][..]).collect();
+        }
+    }
+}
 
 /// Reads requests from the front of a buffer.
 #[derive(Clone, Copy)]
@@ -207,6 +252,9 @@ impl<'a> Cursor<'a> {
     /// A line of words: what people type into a terminal.
     pub fn inline(&mut self, limits: &RequestLimits, args: &mut Args<'a>) -> Step<()> {
         let rest = self.rest;
+        if HTTP_STARTS.iter().any(|start| rest.starts_with(start)) {
+            return Err(ProtocolError::Http { has_body: !rest.starts_with(b"HEAD") });
+        }
         let Some(end) = memchr(b'\n', rest) else {
             return if rest.len() > INLINE_BYTES_MAX { Err(ProtocolError::InlineTooLong) } else { Ok(None) };
         };

@@ -280,6 +280,15 @@ fn header(marker: u8, len: usize, out: &mut Vec<u8>) {
     out.extend_from_slice(b"\r\n");
 }
 
+/// The answer to someone who speaks HTTP: that it is spoken elsewhere. The connection is closed behind it.
+pub fn http_refusal(text: &str, has_body: bool, out: &mut Vec<u8>) {
+    let head = "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n";
+    out.extend_from_slice(format!("{head}Content-Length: {}\r\n\r\n", text.len()).as_bytes());
+    if has_body {
+        out.extend_from_slice(text.as_bytes());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,7 +9,7 @@
 //! All rules must pass here too: a local bucket that denies gives back what the others took. Where one rule denies and
 //! another is closed, the check is denied: it would not have passed in any case.
 
-use policy_sync::{model::OnFailure, rate::Rate};
+use policy_sync::{model::OnFailure, rate::Rate, snapshot::RULES_PER_CHECK_MAX};
 use smallvec::SmallVec;
 
 use super::{Bucket, NO_RULE, StoreSettings, Surroundings};
@@ -42,7 +42,7 @@ pub(super) fn answer<'a>(
     missing: impl IntoIterator<Item = Missing<'a>>,
     cost: u32,
 ) -> Option<Verdict> {
-    let mut taken: SmallVec<[(u64, Rate, u32); 4]> = SmallVec::new();
+    let mut taken: SmallVec<[(u64, Rate, u32); RULES_PER_CHECK_MAX]> = SmallVec::new();
     let (mut allowed, mut denied, mut closed): (Option<Verdict>, Option<Verdict>, Option<Verdict>) = (None, None, None);
     for Missing { bucket, epoch, why, is_sampled, calls, cost: asked } in missing {
         let (on_failure, local) = terms(policy, settings, bucket);

@@ -36,7 +36,7 @@ use policy_sync::{
     identity,
     model::{Lease, Mode, OnFailure},
     rate::Rate,
-    snapshot::{Applied, Attributes, Grant},
+    snapshot::{Applied, Attributes, Grant, RULES_PER_CHECK_MAX},
 };
 use smallvec::SmallVec;
 
@@ -297,6 +297,15 @@ pub struct Store {
     /// The leases that this core has opened, and closes.
     leases: Owned,
     chance: Chance,
+    rooms: Rooms,
+}
+
+/// Room for checks to which more rules apply than the stack has room for: kept from one to the next.
+#[derive(Default)]
+struct Rooms {
+    wants: [Vec<Want>; 3],
+    spent: Vec<Option<Spent>>,
+    replies: Vec<BucketReply>,
 }
 
 impl Store {
@@ -317,6 +326,7 @@ impl Store {
             identity: Vec::with_capacity(1024),
             leases: Owned::default(),
             chance,
+            rooms: Rooms::default(),
             settings,
             shards,
         }
@@ -434,6 +444,7 @@ impl Store {
             policy,
             hot: self.shards.hot(),
             chance: &mut self.chance,
+            rooms: &mut self.rooms,
         }
     }
 
@@ -489,10 +500,11 @@ impl Store {
         self.tables.hold(handle);
         let group = &mut self.tables.groups[handle];
         (group.is_in_flight, group.is_probe) = (false, false);
-        let replies = outcome.map(|integers| read_replies(integers, group.buckets.len()));
-        match replies {
+        let buckets = group.buckets.len();
+        match outcome.map(|integers| read_replies(integers, buckets, &mut self.rooms.replies)) {
             Ok(Some(replies)) => {
                 self.deal(around, handle, &replies, sent_at_us);
+                keep_room(replies, &mut self.rooms.replies);
             }
             // The script's answer makes no sense: somebody else's function under its name.
             Ok(None) => self.fail(around, handle, Why::Refused),
@@ -847,6 +859,31 @@ struct Desk<'a> {
     policy: &'a LoadedPolicy,
     hot: &'a Hot,
     chance: &'a mut Chance,
+    rooms: &'a mut Rooms,
+}
+
+/// Rules of a check for which the stack has room.
+const FEW: usize = 4;
+
+/// A list for so many: on the stack where they are few, and else in this room, which it takes.
+#[inline(always)]
+fn list_for<T>(count: usize, room: &mut Vec<T>) -> SmallVec<[T; FEW]> {
+    if count <= FEW { SmallVec::new() } else { roomy(room) }
+}
+
+#[cold]
+fn roomy<T>(room: &mut Vec<T>) -> SmallVec<[T; FEW]> {
+    room.reserve(RULES_PER_CHECK_MAX);
+    SmallVec::from_vec(std::mem::take(room))
+}
+
+/// Gives the room back that a list took.
+#[inline(always)]
+fn keep_room<T>(list: SmallVec<[T; FEW]>, room: &mut Vec<T>) {
+    if list.spilled() {
+        *room = list.into_vec();
+        room.clear();
+    }
 }
 
 impl Desk<'_> {
@@ -861,7 +898,7 @@ impl Desk<'_> {
     ) -> Asked {
         let (mut refused, mut exempt): (Option<Verdict>, Option<u32>) = (None, None);
         let (mut shadows, mut rejected) = (false, None);
-        let mut wants: SmallVec<[Want; 4]> = SmallVec::new();
+        let mut wants = list_for(applied.len(), &mut self.rooms.wants[0]);
         for one in applied {
             match (self.policy.cards[one.rule as usize].mode, self.policy.snapshot.grant(*one)) {
                 (Mode::Enforce, Grant::Limit(rate)) => {
@@ -891,6 +928,7 @@ impl Desk<'_> {
             None if wants.is_empty() => Asked::Now(Verdict { rule: exempt, ..UNRULED }),
             None => self.ask_for(around, calls, question, &wants, write_identity),
         };
+        keep_room(wants, &mut self.rooms.wants[0]);
         if shadows {
             let behind = match asked {
                 Asked::Now(verdict) => Behind::Answer(verdict.answer),
@@ -937,14 +975,32 @@ impl Desk<'_> {
         wants: &[Want],
         write_identity: impl Fn(&LoadedPolicy, u32, &mut Vec<u8>),
     ) -> Asked {
-        // Not sampled: such a rule passes without being asked.
-        let is_asked = |chance: &mut Chance, want: &Want| want.one_in == 1 || chance.below(want.one_in) == 0;
-        let (asked, passed): (SmallVec<[Want; 4]>, SmallVec<[Want; 4]>) = {
-            let chance = &mut *self.chance;
-            wants.iter().copied().partition(|want| is_asked(chance, want))
-        };
+        let [mut asked, mut passed] = [1, 2].map(|at| list_for(wants.len(), &mut self.rooms.wants[at]));
+        for want in wants {
+            // Not sampled: such a rule passes without being asked.
+            let is_asked = want.one_in == 1 || self.chance.below(want.one_in) == 0;
+            if is_asked { &mut asked } else { &mut passed }.push(*want);
+        }
+        let mut spent = list_for(wants.len(), &mut self.rooms.spent);
+        let outcome = self.ask_or_pass(around, calls, question, (&asked, &passed), &mut spent, write_identity);
+        keep_room(spent, &mut self.rooms.spent);
+        keep_room(passed, &mut self.rooms.wants[2]);
+        keep_room(asked, &mut self.rooms.wants[1]);
+        outcome
+    }
+
+    /// Asks the store for the first of these wants, but for what leases pay (which becomes `spent`); the others pass.
+    fn ask_or_pass(
+        &mut self,
+        around: &mut Surroundings<'_>,
+        calls: &impl Calls,
+        question: Question,
+        (asked, passed): (&[Want], &[Want]),
+        spent: &mut SmallVec<[Option<Spent>; FEW]>,
+        write_identity: impl Fn(&LoadedPolicy, u32, &mut Vec<u8>),
+    ) -> Asked {
         let mut allowed = None;
-        for want in &passed {
+        for want in passed {
             around.decided(self.policy, &want.one, By::Sample, question.is_sampled);
             allowed = Some(decision::tighter(allowed, want.passes_unasked(question.cost)));
         }
@@ -954,23 +1010,24 @@ impl Desk<'_> {
         }
         // One part for all rules of an identity, when the first of them comes.
         let is_first = |at: usize| !asked[..at].iter().any(|other| asked[at].shares_call(self.policy, other));
-        let spent: SmallVec<[Option<Spent>; 4]> =
-            (0..asked.len()).map(|at| is_first(at).then(|| self.spend(&asked[at..], question)).flatten()).collect();
+        for at in 0..asked.len() {
+            spent.push(is_first(at).then(|| self.spend(&asked[at..], question)).flatten());
+        }
         if (0..asked.len()).all(|at| !is_first(at) || spent[at].is_some()) {
-            return self.paid(around, calls, question, &asked, &spent, (&passed, allowed), write_identity);
+            return self.paid(around, calls, question, asked, spent, (passed, allowed), write_identity);
         }
         let Some(check) = self.begin(question) else {
-            self.unspend(&asked, &spent, 0);
-            return self.overloaded(around, question, &self.buckets(&asked));
+            self.unspend(asked, spent, 0);
+            return self.overloaded(around, question, &self.buckets(asked));
         };
         self.tables.checks[check].allowed = allowed;
         for (at, paid) in spent.iter().enumerate().filter(|(at, _)| is_first(*at)) {
             let group = self.group(calls, &asked[at..], &write_identity);
             let part = group.and_then(|group| self.tables.part(Some(check), group, asked[at].cost));
             let Some(part) = part else {
-                self.unspend(&asked, &spent, at);
+                self.unspend(asked, spent, at);
                 self.unwind(check);
-                return self.overloaded(around, question, &self.buckets(&asked));
+                return self.overloaded(around, question, &self.buckets(asked));
             };
             let entry = &mut self.tables.checks[check];
             self.tables.parts[part].next_of_check = entry.parts.replace(part);
@@ -1067,7 +1124,7 @@ impl Desk<'_> {
         write_identity: impl Fn(&mut Vec<u8>),
     ) -> Asked {
         let mut rejected = None;
-        let mut wants: SmallVec<[Want; 4]> = SmallVec::new();
+        let mut wants = list_for(applied.len(), &mut self.rooms.wants[0]);
         for one in applied {
             if let Grant::Limit(rate) = self.policy.snapshot.grant(*one) {
                 let want = self.want(one, rate, question.cost);
@@ -1075,17 +1132,32 @@ impl Desk<'_> {
                 wants.push(want);
             }
         }
-        if let Some(verdict) = rejected {
-            return Asked::Now(verdict);
-        }
-        if let Some(spent) = self.spend(&wants, question) {
+        let asked = match rejected {
+            Some(verdict) => Asked::Now(verdict),
+            None => self.ask_for_one(around, calls, question, &wants, write_identity),
+        };
+        keep_room(wants, &mut self.rooms.wants[0]);
+        asked
+    }
+
+    /// Asks the store for a check with these wants, which are all of one identity and sampled by none, unless a lease pays.
+    #[inline]
+    fn ask_for_one(
+        &mut self,
+        around: &mut Surroundings<'_>,
+        calls: &impl Calls,
+        question: Question,
+        wants: &[Want],
+        write_identity: impl Fn(&mut Vec<u8>),
+    ) -> Asked {
+        if let Some(spent) = self.spend(wants, question) {
             let write = |_: &LoadedPolicy, _: u32, identity: &mut Vec<u8>| write_identity(identity);
-            return self.paid(around, calls, question, &wants, &[Some(spent)], (&[], None), write);
+            return self.paid(around, calls, question, wants, &[Some(spent)], (&[], None), write);
         }
-        let group = |desk: &mut Self| desk.group(calls, &wants, |_, _, identity| write_identity(identity));
+        let group = |desk: &mut Self| desk.group(calls, wants, |_, _, identity| write_identity(identity));
         match self.ask_group(question, group) {
             Some(check) => check,
-            None => self.overloaded(around, question, &self.buckets(&wants)),
+            None => self.overloaded(around, question, &self.buckets(wants)),
         }
     }
 
@@ -1410,12 +1482,16 @@ fn call_of(group: &Group, take: TakeMode, cost: u32) -> Call<'_> {
 }
 
 /// Four integers for each bucket. `None` where they are not, or cannot be.
-fn read_replies(integers: &[i64], buckets: usize) -> Option<SmallVec<[BucketReply; 4]>> {
+fn read_replies(integers: &[i64], buckets: usize, room: &mut Vec<BucketReply>) -> Option<SmallVec<[BucketReply; FEW]>> {
     let (fours, rest) = integers.as_chunks::<4>();
     if fours.len() != buckets || !rest.is_empty() {
         return None;
     }
-    fours.iter().map(|four| BucketReply::read(*four)).collect()
+    let mut replies = list_for(buckets, room);
+    for four in fours {
+        replies.push(BucketReply::read(*four)?);
+    }
+    Some(replies)
 }
 
 fn policy_of(policies: &VecDeque<(u64, Arc<LoadedPolicy>)>, generation: u64) -> &LoadedPolicy {

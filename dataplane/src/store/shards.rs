@@ -52,13 +52,14 @@ pub enum LinkEvent {
     ScriptLoaded,
     Refreshed,
     TopologyChanged,
+    SentinelsLost,
     RefusedNotConnected,
     RefusedFull,
 }
 
 impl LinkEvent {
     /// How many there are.
-    pub const COUNT: usize = 15;
+    pub const COUNT: usize = 16;
     /// All of them, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Connected,
@@ -74,6 +75,7 @@ impl LinkEvent {
         Self::ScriptLoaded,
         Self::Refreshed,
         Self::TopologyChanged,
+        Self::SentinelsLost,
         Self::RefusedNotConnected,
         Self::RefusedFull,
     ];
@@ -94,6 +96,7 @@ impl LinkEvent {
             Self::ScriptLoaded => "script_loaded",
             Self::Refreshed => "refreshed",
             Self::TopologyChanged => "topology_changed",
+            Self::SentinelsLost => "sentinels_lost",
             Self::RefusedNotConnected => "refused_not_connected",
             Self::RefusedFull => "refused_full",
         }
@@ -126,6 +129,7 @@ impl LinkCounters {
                 LinkEvent::ScriptLoaded => total.script_loads,
                 LinkEvent::Refreshed => client.refreshes,
                 LinkEvent::TopologyChanged => client.topology_changes,
+                LinkEvent::SentinelsLost => client.sentinels_lost,
                 LinkEvent::RefusedNotConnected => client.refused_not_connected,
                 LinkEvent::RefusedFull => client.refused_in_flight + client.refused_output,
             };

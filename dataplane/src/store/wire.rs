@@ -94,6 +94,10 @@ struct Book {
     published_at: Micros,
     /// By the client's number: what was last logged about the shard.
     said: Vec<Said>,
+    /// Whether it was logged that no sentinel can be reached, and nothing else since.
+    said_no_sentinel: bool,
+    /// That no sentinel can be reached is not said before.
+    no_sentinel_not_before: Micros,
     /// When an error of a shard was last logged.
     complained_at: Option<Micros>,
 }
@@ -140,6 +144,8 @@ impl Redis {
                 integers: Vec::with_capacity(INTEGERS),
                 published_at: now,
                 said: Vec::new(),
+                said_no_sentinel: false,
+                no_sentinel_not_before: now,
                 complained_at: None,
             },
             deadline_us,
@@ -165,6 +171,7 @@ impl Redis {
             book.published_at = *now;
             book.shards.links(book.core).publish(client.counters(), store.waiting());
             book.say_what_changed(client, *now);
+            book.say_of_sentinels(client, *now);
         }
     }
 
@@ -311,6 +318,20 @@ impl Book {
                 tracing::warn!(core, shard = name, why, "Redis cannot be reached");
                 *said = Said { is_up: false, why, not_before: Micros(now.0 + COMPLAIN_EVERY_US) };
             }
+        }
+    }
+
+    /// Logs that no sentinel can be reached, now and then, and that one has answered since.
+    fn say_of_sentinels(&mut self, client: &Client, now: Micros) {
+        let core = self.core;
+        match client.sentinel_problem() {
+            Some(why) if !self.said_no_sentinel && now >= self.no_sentinel_not_before => {
+                self.said_no_sentinel = true;
+                self.no_sentinel_not_before = Micros(now.0 + COMPLAIN_EVERY_US);
+                tracing::warn!(core, %why, "no sentinel can be reached: nobody would tell of another primary");
+            }
+            None if std::mem::take(&mut self.said_no_sentinel) => tracing::info!(core, "a sentinel answers again"),
+            _ => {}
         }
     }
 

@@ -137,10 +137,17 @@ pub enum Grant {
     Exempt,
 }
 
+/// Attributes for which [`Attributes`] has room of its own; more need a [`Room`], or an allocation.
+pub const ATTRIBUTES_FEW: usize = 16;
+
+/// Room for many attributes, kept from one request to the next.
+#[derive(Default)]
+pub struct Room(Vec<Attribute<'static>>);
+
 /// The attributes of one request that the policy mentions, resolved and hashed.
 #[derive(Default)]
 pub struct Attributes<'a> {
-    known: SmallVec<[Attribute<'a>; 16]>,
+    known: SmallVec<[Attribute<'a>; ATTRIBUTES_FEW]>,
     seen: [u64; 4],
     total: usize,
 }
@@ -180,6 +187,22 @@ impl Applied {
 }
 
 impl<'a> Attributes<'a> {
+    /// None yet, with this room for many.
+    pub fn in_room(room: Room) -> Self {
+        Self { known: SmallVec::from_vec(room.0), ..Self::default() }
+    }
+
+    /// The room, for the next request.
+    pub fn into_room(mut self) -> Room {
+        if !self.known.spilled() {
+            return Room::default();
+        }
+        self.known.clear();
+        // Collects nothing, and so into the same memory.
+        let empty = self.known.into_vec().into_iter().map(|attribute| Attribute { value: &[], ..attribute });
+        Room(empty.collect())
+    }
+
     /// Forgets the last request.
     #[inline(always)]
     pub fn clear(&mut self) {

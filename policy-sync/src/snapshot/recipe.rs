@@ -75,12 +75,13 @@ impl Snapshot {
             Some(place) if place + 1 != rule.per_sorted.len() => None,
             Some(_) => {
                 let pairs = self.identity(rule, attributes.view());
-                let follows = last.map_or(0, |last| last.value.len());
                 let start = out.len();
                 crate::identity::encode_unshortened(pairs, out);
-                let mut value = Vec::with_capacity(3 * follows);
-                crate::identity::encode_value(last.map_or(&[][..], |last| last.value), &mut value);
-                out.truncate((out.len() - value.len()).max(start));
+                // The value is what goes again; how long it is shows when it is encoded once more.
+                let end = out.len();
+                crate::identity::encode_value(last.map_or(&[][..], |last| last.value), out);
+                let value_bytes = out.len() - end;
+                out.truncate(end.saturating_sub(value_bytes).max(start));
                 Some(true)
             }
             None => {

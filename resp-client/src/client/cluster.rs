@@ -2,14 +2,16 @@
 //!
 //! One question at a time, to one node at a time, and not before the shortest time since the last one has passed: a
 //! thousand redirections lead to one question. Whatever hints at a change only sets `wanted`; a question that is not
-//! answered goes to the next node. Seeds are connected at the start, and again when no other node is up.
+//! answered goes to the next node. Seeds are connected at the start, and again when no other node is up. While a node that
+//! has slots is not up, the question is asked again and again: nothing else tells who takes them over, since no call goes
+//! where nobody is.
 
 use super::{Client, NONE};
 use crate::{
     clock::Micros,
     config::Mode,
     error::{Code, LinkError},
-    link::Asked,
+    link::{Asked, Link},
     reply::{ProtocolError, Reply},
     topology::{self, Range},
 };
@@ -73,8 +75,7 @@ impl Client {
             return;
         }
         let Some(index) = self.next_in_turn() else { return self.want_seeds() };
-        let due = self.refresh.wanted && now >= self.refresh.not_before || now >= self.refresh.next_at;
-        if !due {
+        if now < self.due_at() {
             return;
         }
         self.refresh.turn = index + 1;
@@ -97,7 +98,17 @@ impl Client {
         if !self.is_cluster() || self.refresh.asked.is_some() || !self.links.iter().any(|link| link.is_up()) {
             return Micros::NEVER;
         }
-        if self.refresh.wanted { self.refresh.not_before.min(self.refresh.next_at) } else { self.refresh.next_at }
+        self.due_at()
+    }
+
+    /// When the next question is to be asked, if a node is up and no other question is open.
+    fn due_at(&self) -> Micros {
+        let is_away = |link: &Link| link.wanted && !link.is_up();
+        if self.refresh.wanted || self.links.iter().any(is_away) {
+            self.refresh.not_before.min(self.refresh.next_at)
+        } else {
+            self.refresh.next_at
+        }
     }
 
     fn next_in_turn(&mut self) -> Option<usize> {

@@ -6,7 +6,7 @@
 //! (`link::handshake`).
 
 use super::{Client, NONE};
-use crate::{clock::Micros, config::Mode, link::Asked, reply::Reply, topology};
+use crate::{clock::Micros, config::Mode, error::LinkError, link::Asked, reply::Reply, topology};
 
 /// The shortest time between two questions.
 const PAUSE_MS: u64 = 50;
@@ -22,9 +22,19 @@ pub(super) struct Watch {
     asked: bool,
     not_before: Micros,
     next_at: Micros,
+    /// Sentinels that were lost or not reached, one after the other, since one has answered.
+    lost: usize,
+    /// Why the last one of them was, when all were.
+    problem: Option<LinkError>,
 }
 
 impl Client {
+    /// Why the last sentinel that was tried cannot be reached, while none can: all were tried since one has answered. The
+    /// primary that is known serves on, but nobody would tell of another.
+    pub fn sentinel_problem(&self) -> Option<&LinkError> {
+        self.watch.problem.as_ref()
+    }
+
     pub(super) fn look_at_sentinel(&mut self, now: Micros) {
         let turn = self.watch.turn;
         for index in 0..self.sentinels {
@@ -62,6 +72,11 @@ impl Client {
     pub(super) fn sentinel_lost(&mut self, index: usize) {
         if index < self.sentinels && index == self.watch.turn {
             self.counters.refresh_failures += 1;
+            self.watch.lost = self.watch.lost.saturating_add(1);
+            if self.watch.lost >= self.sentinels {
+                self.counters.sentinels_lost += u64::from(self.watch.problem.is_none());
+                self.watch.problem.clone_from(&self.links[index].problem);
+            }
             self.next_sentinel();
         }
     }
@@ -78,6 +93,8 @@ impl Client {
             return;
         }
         self.watch.asked = false;
+        self.watch.lost = 0;
+        self.watch.problem = None;
         let Some(address) = topology::master(reply) else {
             self.counters.refresh_failures += 1;
             self.next_sentinel();

@@ -208,6 +208,35 @@ fn a_shard_that_goes_down_leaves_the_others_alone() {
 }
 
 #[test]
+fn while_a_node_with_slots_is_away_the_topology_is_asked_for_again_and_again() {
+    // No attempt to connect ends, and so none hints at a change.
+    let (mut world, a, b) = World::cluster_with(|config| {
+        config.connect_ms = 600_000;
+        config.backoff_ms_min = 1;
+        config.backoff_ms_max = 1;
+    });
+    world.pass_ms(2000);
+    world.closed(b);
+    let ranges = [(0, 8191, "a", 1), (8192, 16_383, "b", 2)];
+    let looks = |world: &mut World| {
+        let before = world.client.counters().refreshes;
+        for _ in 0..1000 {
+            world.pass_ms(10);
+            if !world.sent(a).is_empty() {
+                world.reply(a, &shards(&ranges));
+            }
+        }
+        world.client.counters().refreshes - before
+    };
+    // Every 500 ms, spread by half.
+    let asked = looks(&mut world);
+    assert!((13..=40).contains(&asked), "asked {asked} times in 10 s");
+    // It is there again, and nothing is left to look for.
+    world.up("b:2");
+    assert_eq!(looks(&mut world), 0);
+}
+
+#[test]
 fn the_topology_is_looked_at_from_time_to_time() {
     let (mut world, a, b) = World::cluster();
     for _ in 0..700 {

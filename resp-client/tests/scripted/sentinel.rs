@@ -128,6 +128,7 @@ fn a_sentinel_that_is_down_or_does_not_know_makes_room() {
 fn all_sentinels_down_and_the_primary_serves_on() {
     let (mut world, sentinel, a) = begun();
     world.closed(sentinel);
+    assert_eq!(world.client.sentinel_problem(), None, "the other one was not tried yet");
     for _ in 0..10 {
         world.pass_ms(300);
         while let Some(action) = world.action() {
@@ -140,4 +141,22 @@ fn all_sentinels_down_and_the_primary_serves_on() {
     world.sent(a);
     world.reply(a, ":1\r\n");
     assert_eq!(world.outcomes(), [(1, ok(1))]);
+    assert_eq!(world.client.sentinel_problem(), Some(&LinkError::Connect("refused".into())));
+    assert_eq!(world.client.counters().sentinels_lost, 1, "it is one event, however long it takes");
+    // That a connection is made is no answer.
+    let link = loop {
+        world.pass_ms(10);
+        match world.action() {
+            Some(resp_client::Action::Connect { link, .. }) => break link,
+            _ => continue,
+        }
+    };
+    world.connected(link);
+    world.sent(link);
+    world.reply(link, "%0\r\n");
+    world.pass_ms(100);
+    assert!(world.client.sentinel_problem().is_some());
+    assert_eq!(world.sent(link), [ASKED]);
+    world.reply(link, &named("a", 7));
+    assert_eq!(world.client.sentinel_problem(), None);
 }
