@@ -82,12 +82,15 @@ fn a_lease_goes_back_when_it_is_quiet_when_the_policy_changes_and_at_the_end() {
         assert_eq!(quiet.connect().check(&["key", "a"]).allowed, 1);
         assert_eq!(left("a"), 49, "{setup:?}: it is taken in advance");
         until("it is given back", || left("a") == 99);
+        assert_eq!((quiet.metric("sluice_leases"), quiet.metric("sluice_lease_tokens")), (0, 0), "{setup:?}");
 
         let mut patient = gateway(&setup, &redis, &policy("lease = 50"), "[hot]\nlease_quiet_ms = 3600000\n");
         for key in ["b", "c"] {
             assert_eq!(patient.connect().check(&["key", key]).allowed, 1);
             assert_eq!(left(key), 49, "{setup:?}");
         }
+        assert_eq!((patient.metric("sluice_leases"), patient.metric("sluice_lease_tokens")), (2, 100), "{setup:?}");
+        assert_eq!(patient.status()["store"]["lease_tokens"], 100, "{setup:?}");
         patient.write_policy(&policy("lease = 51"));
         until("a changed policy gives it back", || left("b") == 99 && left("c") == 99);
         assert_eq!(patient.connect().check(&["key", "d"]).allowed, 1);

@@ -36,6 +36,8 @@ pub(super) struct StoreSnapshot {
     events: Vec<(&'static str, u64)>,
     throttle_fallbacks: u64,
     shadow_unknown: u64,
+    /// Leases that are open, and the tokens that they hold.
+    leased: (usize, u64),
 }
 
 #[derive(Debug)]
@@ -69,6 +71,7 @@ impl StoreSnapshot {
                 .into(),
             throttle_fallbacks: sum(|core| core.throttle_fallbacks.value()),
             shadow_unknown: sum(|core| core.shadow_unknown.value()),
+            leased: plan.shards.hot().leases.held(),
         }
     }
 }
@@ -113,6 +116,11 @@ impl Collector for StoreSnapshot {
         counters(out, ("throttle_fallbacks", help, None), [(UNLABELLED, self.throttle_fallbacks)])?;
         let help = "Checks of which a shadow rule never learned what it would have said";
         counters(out, ("shadow_unknown", help, None), [(UNLABELLED, self.shadow_unknown)])?;
+        let (leases, tokens) = (self.leased.0 as f64, self.leased.1 as f64);
+        let help = "Leases that this gateway has (at most hot.leases)";
+        gauges(out, ("leases", help, None), [(UNLABELLED, leases)])?;
+        let help = "Tokens that this gateway has taken in advance and not spent; the other gateways do not find them";
+        gauges(out, ("lease_tokens", help, None), [(UNLABELLED, tokens)])?;
         self.shards(out)?;
         let cores = || self.waiting.iter().enumerate();
         let waiting = cores().map(|(core, (waiting, _))| ([("core", core.to_string())], *waiting as f64));

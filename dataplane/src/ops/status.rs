@@ -32,11 +32,14 @@ fn store(plan: &StorePlan) -> serde_json::Value {
             })
         })
         .collect();
+    let (leases, lease_tokens) = plan.shards.hot().leases.held();
     let cores = || (0..plan.shards.cores()).map(|core| plan.shards.links(core));
     json!({
         "deadline_ms": plan.asker.deadline_us / 1000,
         "waiting": cores().map(|links| links.waiting.value()).sum::<u64>(),
         "in_flight": cores().map(|links| links.in_flight.value()).sum::<u64>(),
+        "leases": leases,
+        "lease_tokens": lease_tokens,
         "shards": shards,
     })
 }
