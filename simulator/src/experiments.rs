@@ -1,13 +1,13 @@
 //! Worlds that are made up to measure something: what each way of meeting a hot key does to it, to the store, and to
 //! everybody else. The figures are those of virtual time, so they say nothing about how fast the code is.
 
+mod lab;
 mod over;
 mod sharing;
-mod world_of;
 
 use std::fmt;
 
-use self::world_of::Lab;
+use self::lab::Lab;
 
 /// What one world of an experiment showed.
 #[derive(Clone, Debug)]
