@@ -151,6 +151,43 @@ pub fn parse(text: &str, source_name: &str) -> Result<Policy, Problems> {
     }
 }
 
+/// What is wrong with a rule or override that did not come in a file.
+pub(crate) struct FieldProblem {
+    /// The field.
+    pub(crate) field: Field,
+    /// What is wrong.
+    pub(crate) message: String,
+    /// What to write instead.
+    pub(crate) suggestion: Option<String>,
+}
+
+/// Parses the text of one rule or override without checking it: what it must satisfy together with others is not to be
+/// seen here.
+pub(crate) fn parse_alone(text: &str) -> Result<Policy, Vec<FieldProblem>> {
+    let problem = |field, message: String, suggestion| FieldProblem { field, message, suggestion };
+    let root = match DeTable::parse(text) {
+        Ok(root) => root.into_inner(),
+        Err(error) => return Err(vec![problem(Field::default(), error.message().into(), None)]),
+    };
+    let mut problems = Collector::default();
+    let policy = entries::policy(&root, FIRST_VERSION, &mut problems);
+    match policy {
+        Some(policy) if problems.is_empty() => Ok(policy),
+        _ => {
+            let (found, _) = problems.into_sorted();
+            let found = found.into_iter();
+            Err(found
+                .map(|found| problem(found.place.field, found.refusal.message, found.refusal.suggestion))
+                .collect())
+        }
+    }
+}
+
+/// The fields of a `[[rule]]` or `[[override]]`, in the order in which people write them.
+pub(crate) fn fields_of(section: &str) -> &'static [&'static str] {
+    entries::fields_of(section)
+}
+
 /// All syntax errors of a file that is small enough to look for them, or else the first.
 fn syntax_errors(text: &str, first: toml::de::Error) -> Collector {
     let errors = match text.len() {

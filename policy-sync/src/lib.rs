@@ -5,10 +5,11 @@
 //! 1. [`model`]: what a policy says, as plain data (rules, overrides, limits).
 //! 2. [`file`](mod@file): a policy file (TOML) into the model, with every problem of the file reported at once.
 //! 3. [`check`]: what a policy must satisfy beyond its syntax, for whichever way it came in.
-//! 4. [`rate`]: a limit as the integers that a bucket computes with.
-//! 5. [`identity`]: the encoded identity, which rollout and the store keys hash.
-//! 6. [`snapshot`]: the policy compiled: from the attributes of a request to the rules that apply.
-//! 7. [`explain`](mod@explain): the same walk for people, with the reason for each rule that does not apply.
+//! 4. [`stored`]: the policy as the store keeps it (JSON), brought forward by what happened since; the last good one on disk.
+//! 5. [`rate`]: a limit as the integers that a bucket computes with.
+//! 6. [`identity`]: the encoded identity, which rollout and the store keys hash.
+//! 7. [`snapshot`]: the policy compiled: from the attributes of a request to the rules that apply.
+//! 8. [`explain`](mod@explain): the same walk for people, with the reason for each rule that does not apply.
 #![forbid(unsafe_code)]
 
 mod bytes;
@@ -19,3 +20,4 @@ pub mod identity;
 pub mod model;
 pub mod rate;
 pub mod snapshot;
+pub mod stored;

@@ -65,6 +65,11 @@ const LIMIT: Shape = Shape { fields: &["capacity", "refill", "period"], inside: 
 const QUOTA: Shape = Shape { fields: &["amount", "every", "billed"], inside: &[] };
 const HOT: Shape = Shape { fields: &["lease", "split", "sample"], inside: &[] };
 
+/// The fields of a `[[rule]]` or `[[override]]`.
+pub(super) fn fields_of(section: &str) -> &'static [&'static str] {
+    if section == "rule" { RULE.fields } else { OVERRIDE.fields }
+}
+
 /// The fields that say what is allowed; a rule or override has exactly one.
 const ALLOWANCES: [&str; 4] = ["limit", "quota", "deny", "exempt"];
 
