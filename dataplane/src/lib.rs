@@ -10,7 +10,8 @@
 //! 6. [`store`]: the same state in Redis, shared by all gateways, and what happens when it does not answer.
 //! 7. [`hot`]: what spares the store the checks whose answer is known.
 //! 8. [`heat`]: which buckets are asked for most, for people and for leases.
-//! 9. [`policy`]: the policy in force, and how a new one replaces it.
+//! 9. [`shadow`]: what shadow rules saw, and of whom.
+//! 10. [`policy`]: the policy in force, and how a new one replaces it.
 
 pub mod buckets;
 pub mod chance;
@@ -34,5 +35,6 @@ pub mod policy;
 mod prefetch;
 pub mod resp;
 pub mod server;
+pub mod shadow;
 pub mod store;
 mod sync;

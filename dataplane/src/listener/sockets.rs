@@ -70,24 +70,57 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// One listener per core on the same address. Port 0 is resolved by the first.
+/// Sockets that have their address and do not listen yet: whoever connects is refused.
+pub struct Bound {
+    address: SocketAddr,
+    sockets: Vec<Socket>,
+}
+
+impl Bound {
+    /// Their address.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Listens on all of them.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn listen(self) -> Result<Vec<TcpListener>, BindError> {
+        let failed = |error| BindError::System { address: self.address.to_string(), error };
+        let listen = |socket: Socket| socket.listen(BACKLOG).map(|()| socket.into());
+        self.sockets.into_iter().map(listen).collect::<io::Result<_>>().map_err(failed)
+    }
+}
+
+/// One socket per core on the same address. Port 0 is resolved by the first.
 ///
 /// # Errors
 ///
 /// [`BindError::Taken`] where another process listens and `share` is not set; otherwise what the system says.
-pub fn tcp(address: SocketAddr, cores: usize, share: bool) -> Result<Vec<TcpListener>, BindError> {
+pub fn bind(address: SocketAddr, cores: usize, share: bool) -> Result<Bound, BindError> {
     let failed = |error| BindError::System { address: address.to_string(), error };
     if !share && address.port() != 0 && stays_taken(address) {
         return Err(BindError::Taken(address));
     }
-    let mut listeners = Vec::with_capacity(cores);
+    let mut sockets = Vec::with_capacity(cores);
     let mut bound = address;
     for _ in 0..cores {
-        let listener = listen(bound).map_err(failed)?;
-        bound = listener.local_addr().map_err(failed)?;
-        listeners.push(listener);
+        let socket = bound_socket(bound).map_err(failed)?;
+        bound = socket.local_addr().map_err(failed)?.as_socket().unwrap_or(bound);
+        sockets.push(socket);
     }
-    Ok(listeners)
+    Ok(Bound { address: bound, sockets })
+}
+
+/// As [`bind`], and listens.
+///
+/// # Errors
+///
+/// As for [`bind`].
+pub fn tcp(address: SocketAddr, cores: usize, share: bool) -> Result<Vec<TcpListener>, BindError> {
+    bind(address, cores, share)?.listen()
 }
 
 /// The listener of the ops port.
@@ -153,14 +186,13 @@ fn is_taken(address: SocketAddr) -> bool {
     }
 }
 
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+fn bound_socket(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(true)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
+    Ok(socket)
 }
 
 /// Listens on a Unix socket. A socket that a dead process left behind is replaced.

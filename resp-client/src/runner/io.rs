@@ -38,7 +38,7 @@ pub(super) async fn run(shared: Weak<Shared>, link: LinkId, address: Address, ou
     }
 }
 
-async fn connect_tcp(host: &str, port: u16) -> Result<TcpStream, String> {
+pub(super) async fn connect_tcp(host: &str, port: u16) -> Result<TcpStream, String> {
     let mut why = "the name has no address".to_owned();
     for address in look_up(host, port).await? {
         match TcpStream::connect(address).await {
@@ -116,6 +116,6 @@ async fn write(
     }
 }
 
-fn text(error: impl Display) -> String {
+pub(super) fn text(error: impl Display) -> String {
     error.to_string()
 }

@@ -11,6 +11,7 @@
 
 mod event;
 mod io;
+mod subscriber;
 
 use std::{
     cell::{Cell, Ref, RefCell},
@@ -23,6 +24,8 @@ use std::{
 
 use futures_lite::future;
 use glommio::{Task, spawn_local, timer::Timer};
+
+pub use self::subscriber::hear;
 
 use self::event::LocalEvent;
 use crate::{
