@@ -143,7 +143,7 @@ impl fmt::Display for Remarks {
 
 impl Error for Remarks {}
 
-/// Reads one rule or override. What it must satisfy together with the others, and its bounds, are for [`check`].
+/// Reads one rule or override. What it must satisfy together with the others, and its bounds, are for [`check()`].
 ///
 /// # Errors
 ///

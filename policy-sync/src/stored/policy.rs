@@ -97,7 +97,7 @@ impl StoredPolicy {
     ///
     /// # Errors
     ///
-    /// When the rows make no sense, or what they make is not a policy that [`check`] passes.
+    /// When the rows make no sense, or what they make is not a policy that [`check()`] passes.
     pub fn apply(&self, rows: &[Row]) -> Result<Option<Self>, ApplyError> {
         let malformed = |row: usize, what: &str| ApplyError::Malformed { row: row + 1, what: what.into() };
         let Some((head, rows)) = rows.split_first() else {
