@@ -122,6 +122,10 @@ pub struct ServeArgs {
     /// several times, as seeds. Left out: the config's, or else this process's memory.
     #[arg(long, env = "SLUICE_REDIS", value_name = "URL", value_delimiter = ',', hide_env_values = true)]
     pub redis: Vec<String>,
+    /// Where the policy comes from in place of a file: postgres://user@host/database. Every way to connect and its TLS is
+    /// described at postgres.url in sluice.toml.
+    #[arg(long, env = "SLUICE_POSTGRES", value_name = "URL", hide_env_values = true)]
+    pub postgres: Option<String>,
     /// Address of the ops port [default: 127.0.0.1:9390].
     #[arg(long, env = "SLUICE_LISTEN_OPS", value_name = "ADDR", value_parser = address)]
     pub listen_ops: Option<SocketAddr>,
@@ -251,6 +255,7 @@ impl ServeArgs {
         if !args.redis.is_empty() {
             settings.redis.urls = args.redis;
         }
+        settings.postgres.url = args.postgres.or(settings.postgres.url);
         settings.ops.listen = args.listen_ops.unwrap_or(settings.ops.listen);
         settings.transport.kind = args.transport.unwrap_or(settings.transport.kind);
         settings.log.level = args.log_level.unwrap_or(settings.log.level);

@@ -15,6 +15,7 @@ use policy_sync::{
     file,
     model::{Allowance, Mode, Policy, QuotaPeriod},
     snapshot::RULES_PER_CHECK_MAX,
+    stored::last_good::{self, LastGoodError},
 };
 use thiserror::Error;
 use toml::de::{DeTable, DeValue};
@@ -45,6 +46,15 @@ pub enum CommandError {
     /// The config has problems.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The policy is in the store, and there is no copy of it here.
+    #[error(
+        "the policy comes from the policy store, and no copy of it is on disk: name a policy file with --policy, or \
+         set postgres.last_good"
+    )]
+    InStore,
+    /// The copy of the store's policy cannot be used.
+    #[error(transparent)]
+    LastGood(#[from] LastGoodError),
     /// The answer could not be written.
     #[error("cannot write: {0}")]
     Write(#[from] io::Error),
@@ -129,7 +139,8 @@ fn check_settings(bytes: &[u8], path: &Path) -> Result<Settings, ConfigError> {
 /// Which of the two a file is meant to be. A config has at least one setting, or nothing; a policy has `[[rule]]` or
 /// `[[override]]`, or another list of sections where these are misspelt.
 fn kind_of(table: &DeTable<'_>) -> Kind {
-    const SETTINGS: [&str; 9] = ["cores", "policy", "redis", "resp", "limits", "transport", "ops", "shutdown", "log"];
+    const SETTINGS: [&str; 11] =
+        ["cores", "policy", "redis", "postgres", "hot", "resp", "limits", "transport", "ops", "shutdown", "log"];
     let is_section = |value: &DeValue<'_>| matches!(value, DeValue::Table(_));
     let is_list =
         |value: &DeValue<'_>| value.as_array().is_some_and(|items| items.iter().any(|item| is_section(item.get_ref())));
@@ -205,26 +216,40 @@ pub fn explain_request(
     json: bool,
     out: &mut impl Write,
 ) -> Result<(), CommandError> {
-    let from_config = match (config, policy) {
-        (Some(config), None) => Settings::read(config)?.policy,
+    let settings = match (config, policy) {
+        (Some(config), None) => Some(Settings::read(config)?),
         _ => None,
     };
-    let source = policy.map(Path::to_path_buf).or(from_config);
-    let policy = control::read(source.as_deref(), file::FIRST_VERSION)?;
+    let (policy, source) = match settings {
+        Some(settings) if settings.postgres.url.is_some() => last_good_policy(settings.postgres.last_good.as_deref())?,
+        settings => {
+            let source = policy.map(Path::to_path_buf).or(settings.and_then(|settings| settings.policy));
+            let source = source.as_deref();
+            (control::read(source, file::FIRST_VERSION)?, control::source_name(source))
+        }
+    };
     let given: Vec<(&str, &[u8])> = attributes.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
     let explanations = explain(&policy, &given, unix_ms);
     if json {
         let page = serde_json::json!({
-            "policy": control::source_name(source.as_deref()),
+            "policy": source,
             "attributes": attributes.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
             "rules": explanations.iter().map(as_json).collect::<Vec<_>>(),
         });
         writeln!(out, "{page:#}")?;
     } else {
-        writeln!(out, "policy: {}\n", control::source_name(source.as_deref()))?;
+        writeln!(out, "policy: {source}\n")?;
         write_table(&explanations, out)?;
     }
     Ok(())
+}
+
+/// The policy of the store as this host last had it, and what people call it.
+fn last_good_policy(path: Option<&Path>) -> Result<(Policy, String), CommandError> {
+    let path = path.ok_or(CommandError::InStore)?;
+    let stored = last_good::read(path)?.ok_or(CommandError::InStore)?;
+    let source = format!("{} (version {} of the policy store)", path.display(), stored.version());
+    Ok((stored.policy(), source))
 }
 
 fn write_table(explanations: &[Explanation], out: &mut impl Write) -> io::Result<()> {

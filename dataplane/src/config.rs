@@ -50,6 +50,8 @@ pub struct Settings {
     pub policy: Option<PathBuf>,
     /// The store of the counts.
     pub redis: Redis,
+    /// The policy store.
+    pub postgres: Postgres,
     /// Heat, and what follows it.
     pub hot: HotSettings,
     /// The RESP face.
@@ -104,6 +106,43 @@ pub struct Redis {
     pub throttle_on_failure: OnFailure,
     /// When a shard is no longer asked.
     pub breaker: BreakerSettings,
+}
+
+/// Settings of the policy store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Postgres {
+    /// Where it is; none means that the policy comes from a file.
+    pub url: Option<String>,
+    /// A file with the password, where the URL does not hold it.
+    pub password_file: Option<PathBuf>,
+    /// What the store calls this gateway; absent means host name and RESP port.
+    pub gateway: Option<String>,
+    /// How often the store is asked without a push, give or take a tenth.
+    pub poll_ms: u64,
+    /// How long an answer of the store may take.
+    pub deadline_ms: u64,
+    /// How long opening a connection may take, to the store and to hear pushes.
+    pub connect_timeout_ms: u64,
+    /// Hear the store's NOTIFY, on a connection of its own.
+    pub notify: bool,
+    /// The channel of Redis on which the admin API publishes changes; empty means not to listen there.
+    pub redis_channel: String,
+    /// Where the last good policy is kept on disk; absent means nowhere.
+    pub last_good: Option<PathBuf>,
+    /// What to do at start when there is no policy at all: neither from the store nor from disk.
+    pub without_policy: WithoutPolicy,
+}
+
+/// What to do at start when there is no policy at all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WithoutPolicy {
+    /// Serve no checks until there is one.
+    #[default]
+    Wait,
+    /// Serve, and allow everything.
+    Serve,
 }
 
 /// Settings of the RESP face.
@@ -209,6 +248,7 @@ impl Default for Settings {
             cores: Cores::Count(0),
             policy: None,
             redis: Redis::default(),
+            postgres: Postgres::default(),
             hot: HotSettings::default(),
             resp: Resp::default(),
             limits: Limits::default(),
@@ -235,6 +275,23 @@ impl Default for Redis {
             local_idle_ms: 300_000,
             throttle_on_failure: OnFailure::Local,
             breaker: BreakerSettings::default(),
+        }
+    }
+}
+
+impl Default for Postgres {
+    fn default() -> Self {
+        Self {
+            url: None,
+            password_file: None,
+            gateway: None,
+            poll_ms: 30_000,
+            deadline_ms: 5_000,
+            connect_timeout_ms: 2_000,
+            notify: true,
+            redis_channel: "sluice:policy".into(),
+            last_good: None,
+            without_policy: WithoutPolicy::Wait,
         }
     }
 }
@@ -466,7 +523,8 @@ mod tests {
     fn the_annotated_file_mentions_every_setting() {
         let optional = |line: &str| line.strip_prefix("#= ").unwrap_or(line).to_owned();
         let text: String = ANNOTATED.lines().map(|line| optional(line) + "\n").collect();
-        let full = toml::Table::try_from(Settings::parse(&text, "sluice.toml").unwrap()).unwrap();
+        // Not all of them go together, so only their names are looked at.
+        let full = toml::Table::try_from(toml::from_str::<Settings>(&text).unwrap()).unwrap();
         let written: toml::Table = toml::from_str(&text).unwrap();
         let keys = |table: &toml::Table| -> Vec<String> {
             table

@@ -1,8 +1,9 @@
 //! Everything that is not a check: the executor that reloads the policy and serves the ops port.
 //!
-//! A policy is read again when its file changes and on SIGHUP; it is put in force as a whole, or refused as a whole
+//! The policy comes from a file, which is followed here, or from the policy store, which `policy_store` follows. A policy file is read again when its file changes and on SIGHUP; it is put in force as a whole, or refused as a whole
 //! with every problem logged, and then the old one goes on.
 
+pub(crate) mod force;
 mod watch;
 
 use std::{
@@ -19,15 +20,16 @@ use std::{
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use glommio::{ExecutorJoinHandle, LocalExecutorBuilder, Placement, PoolPlacement};
-use policy_sync::{check, file, model::Policy};
+use policy_sync::{file, model::Policy};
 use thiserror::Error;
 
-use self::watch::Watch;
+use self::{force::Force, watch::Watch};
 use crate::{
     listener::park::Pulse,
     metrics::counters::{CoreCounters, RuleCounts},
     ops,
-    policy::{LoadError, LoadedPolicy, LocalTerms, PolicyInForce, RuleSlots},
+    policy::{LoadError, LocalTerms, PolicyInForce, RuleSlots},
+    policy_store,
     server::{Process, ServerError},
 };
 
@@ -68,14 +70,35 @@ impl PolicyError {
 /// The policy's source and its state, on the control executor.
 pub struct Control {
     source: Option<PathBuf>,
-    seed: u64,
-    local: LocalTerms,
-    slots: RuleSlots,
-    in_force: PolicyInForce,
-    /// Policies that were in force, until the last core has let go of them: freeing a large one takes milliseconds, and no
-    /// check may wait for that.
-    retired: Vec<Arc<LoadedPolicy>>,
+    force: Force,
     version: u64,
+}
+
+/// Where the policy comes from.
+pub enum Rules {
+    /// From a file, or it is the built-in example. The control executor follows the file.
+    File(Control),
+    /// From the policy store. An executor of its own follows that.
+    Store(Box<policy_store::Follower>),
+}
+
+impl Rules {
+    /// Where the cores find the policy in force.
+    pub fn policy_in_force(&self) -> PolicyInForce {
+        self.force().policy_in_force()
+    }
+
+    /// The process's random seed.
+    pub fn seed(&self) -> u64 {
+        self.force().seed()
+    }
+
+    fn force(&self) -> &Force {
+        match self {
+            Self::File(control) => &control.force,
+            Self::Store(follower) => follower.force(),
+        }
+    }
 }
 
 impl Control {
@@ -85,32 +108,17 @@ impl Control {
     ///
     /// Everything that is wrong with it.
     pub fn new(source: Option<PathBuf>, seed: u64, local: LocalTerms, rules_max: usize) -> Result<Self, PolicyError> {
-        let mut slots = RuleSlots::new(rules_max);
         let policy = read(source.as_deref(), 1)?;
-        let (loaded, _) = LoadedPolicy::load(policy, seed, local, &mut slots)?;
-        warn_of_stars(&loaded.policy);
-        let in_force = Arc::new(ArcSwap::from_pointee(loaded));
-        Ok(Self { source, seed, local, slots, in_force, retired: Vec::new(), version: 1 })
-    }
-
-    /// Where the cores find the policy in force.
-    pub fn policy_in_force(&self) -> PolicyInForce {
-        Arc::clone(&self.in_force)
-    }
-
-    /// The process's random seed.
-    pub fn seed(&self) -> u64 {
-        self.seed
+        Ok(Self { source, force: Force::new(policy, seed, local, rules_max)?, version: 1 })
     }
 
     /// Reads the policy again and puts it in force if it is different and has no problem.
     fn reload(&mut self, process: &Process, was_asked: bool) {
         let outcome = read(self.source.as_deref(), self.version + 1).and_then(|policy| {
-            let old = self.in_force.load();
-            if policy.rules == old.policy.rules && policy.overrides == old.policy.overrides {
+            if self.force.is_the_same(&policy) {
                 return Ok(None);
             }
-            Ok(Some(LoadedPolicy::load(policy, self.seed, self.local, &mut self.slots)?))
+            Ok(Some(self.force.compile(policy)?))
         });
         let was_refused = outcome.is_ok() && process.reloads.refusal.swap(None).is_some();
         match outcome {
@@ -120,20 +128,12 @@ impl Control {
             // A file that was written again as it was is no news; whoever sent SIGHUP wants an answer.
             Ok(None) if !was_asked => {}
             Ok(None) => tracing::info!(version = self.version, "policy read again: nothing changed"),
-            Ok(Some((loaded, reused))) => {
+            Ok(Some(compiled)) => {
                 self.version += 1;
-                let (rules, overrides) = (loaded.policy.rules.len(), loaded.policy.overrides.len());
-                process.reloads.rebase(&process.counters, &reused);
-                process.reloads.publish_names(&self.slots);
-                self.retired.push(self.in_force.swap(Arc::new(loaded)));
-                process.reloads.applied.fetch_add(1, Ordering::Relaxed);
-                warn_of_stars(&self.in_force.load().policy);
-                tracing::info!(version = self.version, rules, overrides, "policy in force");
+                self.force.put(compiled, process);
             }
             Err(error) => {
-                process.reloads.refused.fetch_add(1, Ordering::Relaxed);
-                let refusal = Refusal { why: error.to_string(), unix_ms: process.clock.now().unix_ms };
-                process.reloads.refusal.store(Some(Arc::new(refusal)));
+                process.reloads.refuse(error.to_string(), process.clock.now().unix_ms);
                 if error.is_gone() {
                     tracing::error!(version = self.version, %error, "the policy file is gone, the old policy goes on");
                 } else {
@@ -165,15 +165,17 @@ fn with_rules(policy: Policy, source: Option<&Path>, version: u64) -> Result<Pol
     Ok(Policy { version, ..policy })
 }
 
-fn warn_of_stars(policy: &Policy) {
-    if let Some(remark) = check::stars_in_identities(policy) {
-        tracing::warn!("{remark}");
-    }
-}
-
 /// What people call the policy's source.
 pub fn source_name(source: Option<&Path>) -> String {
     source.map_or(EXAMPLE_NAME.into(), |path| path.display().to_string())
+}
+
+/// What people call the source of the policy of a process.
+pub fn source(process: &Process) -> String {
+    match &process.policy_store {
+        Some(store) => format!("the policy store, {}", store.place),
+        None => source_name(process.settings.policy.as_deref()),
+    }
 }
 
 /// How reloads went, for the scrape; and which names the counters' slots have.
@@ -210,6 +212,12 @@ pub struct RuleCounters {
 }
 
 impl Reloads {
+    /// A policy was refused.
+    pub(crate) fn refuse(&self, why: String, unix_ms: i64) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        self.refusal.store(Some(Arc::new(Refusal { why, unix_ms })));
+    }
+
     /// Slots in `reused` are about to get another name.
     fn rebase(&self, counters: &[Arc<CoreCounters>], reused: &[u32]) {
         let mut names = Vec::clone(&self.names.load());
@@ -231,20 +239,34 @@ impl Reloads {
     }
 }
 
-/// What other threads ask of the control executor.
+/// What other threads ask of the control executor, and of the policy store's.
 pub struct Orders {
     reload: AtomicBool,
     look: AtomicBool,
     stop: AtomicBool,
-    /// Wakes it.
+    /// Wakes the control executor.
     pub pulse: Arc<Pulse>,
+    store: Option<Arc<policy_store::Orders>>,
 }
 
 impl Orders {
-    /// Read the policy again.
+    /// Read the policy again, from wherever it comes.
     pub fn reload(&self) {
-        self.reload.store(true, Ordering::Release);
-        self.pulse.nudge();
+        match &self.store {
+            Some(store) => store.fetch(),
+            None => {
+                self.reload.store(true, Ordering::Release);
+                self.pulse.nudge();
+            }
+        }
+    }
+
+    /// Wakes the executors: whatever they wait for has its turn.
+    pub fn beat(&self) {
+        self.pulse.beat();
+        if let Some(store) = &self.store {
+            store.pulse.beat();
+        }
     }
 
     /// The policy file may have changed.
@@ -258,19 +280,36 @@ impl Orders {
         self.stop.store(true, Ordering::Release);
         self.pulse.nudge();
         self.pulse.beat();
+        if let Some(store) = &self.store {
+            store.stop();
+        }
     }
 }
 
-/// Starts the control executor.
+/// Starts the control executor, and the one that follows the policy store.
 ///
 /// # Errors
 ///
-/// When its thread or the file watch cannot be started.
+/// When a thread or the file watch cannot be started.
 pub fn start(
-    mut control: Control,
+    rules: Rules,
     process: Arc<Process>,
     ops_listener: TcpListener,
-) -> Result<(ExecutorJoinHandle<()>, Arc<Orders>), ServerError> {
+) -> Result<(Vec<ExecutorJoinHandle<()>>, Arc<Orders>), ServerError> {
+    let (mut control, store) = match rules {
+        Rules::File(control) => {
+            process.reloads.publish_names(control.force.slots());
+            (Some(control), None)
+        }
+        Rules::Store(follower) => {
+            process.reloads.publish_names(follower.force().slots());
+            (None, Some(policy_store::start(*follower, Arc::clone(&process))?))
+        }
+    };
+    let (mut handles, store): (Vec<_>, _) = match store {
+        Some((handle, orders)) => (vec![handle], Some(orders)),
+        None => (Vec::new(), None),
+    };
     let pulse = Arc::new(Pulse::default());
     let orders = Arc::new(Orders {
         reload: AtomicBool::new(false),
@@ -278,9 +317,10 @@ pub fn start(
         look: AtomicBool::new(true),
         stop: AtomicBool::new(false),
         pulse: Arc::clone(&pulse),
+        store,
     });
-    process.reloads.publish_names(&control.slots);
-    let mut watch = control.source.as_deref().map(|path| start_watch(path, Arc::clone(&orders))).transpose()?;
+    let source = control.as_ref().and_then(|control| control.source.as_deref());
+    let mut watch = source.map(|path| start_watch(path, Arc::clone(&orders))).transpose()?;
     let for_executor = Arc::clone(&orders);
     let handle = LocalExecutorBuilder::new(Placement::Unbound)
         .name("sluice-control")
@@ -293,16 +333,20 @@ pub fn start(
             let _ops = glommio::spawn_local(ops::serve(ops_listener, Arc::clone(&process)));
             while !for_executor.stop.load(Ordering::Acquire) {
                 let was_asked = for_executor.reload.swap(false, Ordering::AcqRel);
-                if for_executor.look.swap(false, Ordering::AcqRel) || was_asked {
-                    watch.iter_mut().for_each(Watch::follow);
-                    control.reload(&process, was_asked);
+                let is_due = for_executor.look.swap(false, Ordering::AcqRel) || was_asked;
+                if let Some(control) = &mut control {
+                    if is_due {
+                        watch.iter_mut().for_each(Watch::follow);
+                        control.reload(&process, was_asked);
+                    }
+                    control.force.release();
                 }
-                control.retired.retain(|policy| Arc::strong_count(policy) > 1);
                 pulse.until_nudged().await;
             }
         })
         .map_err(|error| ServerError::Start { what: "the control executor".into(), error: error.to_string() })?;
-    Ok((handle, orders))
+    handles.push(handle);
+    Ok((handles, orders))
 }
 
 fn start_watch(path: &Path, orders: Arc<Orders>) -> Result<Watch, ServerError> {

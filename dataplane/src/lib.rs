@@ -12,6 +12,7 @@
 //! 8. [`heat`]: which buckets are asked for most, for people and for leases.
 //! 9. [`shadow`]: what shadow rules saw, and of whom.
 //! 10. [`policy`]: the policy in force, and how a new one replaces it.
+//! 11. [`control`] and [`policy_store`]: where a new one comes from, a file or the policy store.
 
 pub mod buckets;
 pub mod chance;
@@ -32,6 +33,7 @@ pub mod log;
 pub mod metrics;
 pub mod ops;
 pub mod policy;
+pub mod policy_store;
 mod prefetch;
 pub mod resp;
 pub mod server;

@@ -19,9 +19,10 @@ use sluice::{
         hot::{self, HotError, Stop},
     },
     config::{self, Log, LogFormat, Settings},
-    control::{self, Control},
+    control::{self, Control, Rules},
     listener::TransportChoice,
     log,
+    policy_store::Follower,
     server::{self, Process, Request},
 };
 
@@ -111,7 +112,11 @@ fn serve_with(mut settings: Settings) -> Outcome {
     sluice::files::check_locked_memory()?;
     sluice::files::fit(&mut settings)?;
     let seed = getrandom::u64().map_err(|error| format!("the system gives no random numbers: {error}"))?;
-    let control = Control::new(settings.policy.clone(), seed, settings.redis.local_terms(), settings.limits.rules_max)?;
+    let (local, rules_max) = (settings.redis.local_terms(), settings.limits.rules_max);
+    let rules = match &settings.postgres.url {
+        Some(_) => Rules::Store(Box::new(Follower::new(&settings.postgres, seed, local, rules_max)?)),
+        None => Rules::File(Control::new(settings.policy.clone(), seed, local, rules_max)?),
+    };
     let (ask, requests) = mpsc::channel();
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     std::thread::Builder::new().name("sluice-signals".into()).spawn(move || {
@@ -122,7 +127,7 @@ fn serve_with(mut settings: Settings) -> Outcome {
             }
         }
     })?;
-    server::run(settings, password.as_ref(), control, &requests, announce)?;
+    server::run(settings, password.as_ref(), rules, &requests, announce)?;
     tracing::info!("left");
     Ok(())
 }
@@ -149,7 +154,7 @@ fn announce(process: &Process) {
     let cpus: Vec<_> = process.cpus.iter().map(ToString::to_string).collect();
     let cpus = cpus.join(",");
     let (resp, ops) = (process.resp_address, process.ops_address);
-    let source = control::source_name(settings.policy.as_deref());
+    let source = control::source(process);
     let (version, rules) = (loaded.policy.version, loaded.policy.rules.len());
     let unix = settings.resp.listen_unix.as_deref().map(|path| path.display().to_string());
     let counts = counts(process);

@@ -3,7 +3,8 @@
 //! ```text
 //!   main thread       signals, heartbeat, lifecycle
 //!   data core 0..n    one pinned glommio executor each: transport + engine, nothing else
-//!   control           one glommio executor: ops port, policy reloads
+//!   control           one glommio executor: ops port, policy file
+//!   policy            one glommio executor where there is a policy store: follows it
 //! ```
 //!
 //! Data cores and control share nothing but the policy in force, the counters and the lifecycle.
@@ -25,8 +26,8 @@ use thiserror::Error;
 use crate::{
     buckets::BucketTable,
     clock::Clock,
-    config::{Cores, Settings},
-    control::{self, Control, Orders, Reloads},
+    config::{Cores, Settings, WithoutPolicy},
+    control::{self, Orders, Reloads, Rules},
     engine::{Engine, Facts, RespSettings, Shared},
     files::{self, TooFewFiles},
     heat::{Heat, board::Board},
@@ -42,6 +43,7 @@ use crate::{
     },
     metrics::{counters::CoreCounters, system},
     policy::PolicyInForce,
+    policy_store,
     resp::frame::RequestLimits,
     store::{
         setup::{StoreError, StorePlan},
@@ -57,6 +59,8 @@ const BEAT: Duration = Duration::from_millis(1);
 const BEATS_PER_CONTROL_BEAT: u64 = 10;
 /// How many beats until idle drivers look at clock and lifecycle.
 const BEATS_PER_NUDGE: u64 = 100;
+/// After so many without a first policy the log says that it is waited for: one that comes at once is no news.
+const BEATS_UNTIL_PATIENCE_ENDS: u64 = 1000;
 /// How long the control executor may take to end, however short the grace time is.
 const CONTROL_GRACE_MIN: Duration = Duration::from_millis(500);
 /// Entries of glommio's own rings on a data core with the ring transport; its driver hardly uses them.
@@ -151,6 +155,8 @@ pub struct Process {
     pub cpus: Vec<usize>,
     /// How reloads of the policy went.
     pub reloads: Reloads,
+    /// How following the policy store goes, if the policy comes from one.
+    pub policy_store: Option<Arc<policy_store::status::Status>>,
     /// What is counted outside the cores.
     pub tallies: Tallies,
     /// The clock.
@@ -175,7 +181,9 @@ impl Tallies {
 
 /// Serves until a [`Request::Leave`] comes, and has been carried out.
 ///
-/// `password` is what AUTH must give. `control` reads and watches the policy. `ready` is told once everything listens.
+/// `password` is what AUTH must give. `rules` reads and follows the policy. `ready` is told once everything listens. Where
+/// the policy store has not answered yet, there is no last good policy, and `postgres.without_policy` is to wait, only the ops
+/// port is served until there is a policy.
 ///
 /// # Errors
 ///
@@ -183,7 +191,7 @@ impl Tallies {
 pub fn run(
     mut settings: Settings,
     password: Option<&Arc<str>>,
-    control: Control,
+    rules: Rules,
     requests: &mpsc::Receiver<Request>,
     ready: impl FnOnce(&Process),
 ) -> Result<(), ServerError> {
@@ -196,30 +204,27 @@ pub fn run(
     }
     let cpus = data_cpus(&settings.cores).map_err(ServerError::Cores)?;
     let clock = Clock::start();
-    let store = StorePlan::new(&settings.redis, &settings.hot, cpus.len(), control.seed())?;
-    let listeners = sockets::tcp(settings.resp.listen, cpus.len(), settings.resp.share_port)?;
-    let unix =
-        settings.resp.listen_unix.as_deref().map(|path| sockets::unix(path, settings.resp.unix_mode)).transpose()?;
-    let (unix, socket_file) = unix.unzip();
+    let store = StorePlan::new(&settings.redis, &settings.hot, cpus.len(), rules.seed())?;
+    let bound = sockets::bind(settings.resp.listen, cpus.len(), settings.resp.share_port)?;
     let ops = sockets::ops(settings.ops.listen)?;
     let system = |what| move |error| ServerError::System { what, error };
-    // The cores close the RESP listeners, once these are empty. These are for an end that comes earlier.
-    let _doors = Doors::of(&listeners).map_err(system("RESP listener"))?;
     let _ops_door = Doors::of([&ops]).map_err(system("ops listener"))?;
+    let followed = policy_store(&settings, &rules, store.is_some());
     let process = Arc::new(Process {
-        resp_address: listeners[0].local_addr().map_err(system("RESP address"))?,
+        resp_address: bound.address(),
         ops_address: ops.local_addr().map_err(system("ops address"))?,
         counters: cpus.iter().map(|_| CoreCounters::new(settings.limits.rules_max)).collect(),
         placement: Arc::new(
             Placement::new(cpus.len(), settings.limits.connections_max).map_err(system("eventfd for a core"))?,
         ),
-        policy: control.policy_in_force(),
+        policy: rules.policy_in_force(),
         table: Arc::new(BucketTable::new(settings.limits.buckets)),
         store,
         heat: Arc::new(Board::new(cpus.len(), settings.hot.heat_keys)),
         lifecycle: Arc::new(Lifecycle::default()),
         transport,
         reloads: Reloads::default(),
+        policy_store: followed,
         tallies: Tallies::new(cpus.len()),
         cpus,
         clock,
@@ -228,11 +233,22 @@ pub fn run(
     let shared = Shared {
         policy: Arc::clone(&process.policy),
         table: Arc::clone(&process.table),
-        seed: control.seed(),
+        seed: rules.seed(),
         facts: Arc::clone(&process) as _,
     };
-    let (control, orders) = control::start(control, Arc::clone(&process), ops)?;
+    let (control, orders) = control::start(rules, Arc::clone(&process), ops)?;
     let running = Arc::new(AtomicUsize::new(0));
+    let grace = Duration::from_millis(process.settings.shutdown.grace_ms);
+    if must_wait(&process) && !wait_for_policy(&process, &orders, requests) {
+        orders.stop();
+        return join_control(control, &orders, grace);
+    }
+    let listeners = bound.listen()?;
+    // The cores close the RESP listeners, once these are empty. These are for an end that comes earlier.
+    let _doors = Doors::of(&listeners).map_err(system("RESP listener"))?;
+    let settings = &process.settings.resp;
+    let unix = settings.listen_unix.as_deref().map(|path| sockets::unix(path, settings.unix_mode)).transpose()?;
+    let (unix, socket_file) = unix.unzip();
     let (mut pulses, mut cores, mut seats) = (Vec::new(), Vec::new(), Vec::new());
     let (up, started) = mpsc::channel();
     let (mut unix, mut socket_file) = (unix, socket_file);
@@ -261,8 +277,49 @@ pub fn run(
     }
     let outcome = seated.and(join(cores));
     orders.stop();
-    join_control(control, &orders, Duration::from_millis(process.settings.shutdown.grace_ms))?;
+    join_control(control, &orders, grace)?;
     outcome
+}
+
+/// What is known of the policy store, if there is one.
+fn policy_store(settings: &Settings, rules: &Rules, has_redis: bool) -> Option<Arc<policy_store::status::Status>> {
+    let Rules::Store(follower) = rules else { return None };
+    let by_redis = has_redis && !settings.postgres.redis_channel.is_empty();
+    Some(Arc::new(policy_store::status::Status::new(follower.place(), settings.postgres.notify, by_redis)))
+}
+
+/// Whether there is no policy yet, and the settings say to wait for one.
+fn must_wait(process: &Process) -> bool {
+    process.policy_store.is_some()
+        && process.policy.load().policy.version == 0
+        && process.settings.postgres.without_policy == WithoutPolicy::Wait
+}
+
+/// Waits for the first policy; false when asked to leave meanwhile.
+fn wait_for_policy(process: &Process, orders: &Orders, requests: &mpsc::Receiver<Request>) -> bool {
+    let mut beats = 0_u64;
+    while must_wait(process) {
+        match requests.recv_timeout(BEAT) {
+            Ok(Request::Reload) => orders.reload(),
+            Ok(Request::Leave) => return false,
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => std::thread::park_timeout(BEAT),
+        }
+        beats += 1;
+        if beats == BEATS_UNTIL_PATIENCE_ENDS {
+            tracing::warn!(
+                "there is no policy yet: waiting for the policy store, and serving only the ops port until it has one \
+                 (postgres.without_policy = \"serve\" would allow everything meanwhile)"
+            );
+        }
+        if beats.is_multiple_of(BEATS_PER_CONTROL_BEAT) {
+            orders.beat();
+        }
+        if beats.is_multiple_of(BEATS_PER_NUDGE) {
+            orders.pulse.nudge();
+        }
+    }
+    true
 }
 
 /// What the main thread does while the others work.
@@ -350,7 +407,7 @@ impl Shell<'_> {
             }
         }
         if nudge || self.beats.is_multiple_of(BEATS_PER_CONTROL_BEAT) {
-            self.orders.pulse.beat();
+            self.orders.beat();
         }
         if nudge {
             self.orders.pulse.nudge();
@@ -530,21 +587,22 @@ fn join(cores: Vec<CoreHandle>) -> Result<(), ServerError> {
     outcome
 }
 
-/// Waits for the control executor, but not for ever: what it is reading may not come, and nobody needs it any more.
-fn join_control(control: ExecutorJoinHandle<()>, orders: &Orders, grace: Duration) -> Result<(), ServerError> {
+/// Waits for the executors that serve no checks, but not for ever: what it is reading may not come, and nobody needs it any more.
+fn join_control(control: Vec<ExecutorJoinHandle<()>>, orders: &Orders, grace: Duration) -> Result<(), ServerError> {
     let failed = |error: String| ServerError::Start { what: "control".into(), error };
     let (done, ended) = mpsc::channel();
     std::thread::Builder::new()
         .name("sluice-join".into())
         .spawn(move || {
-            let _ = done.send(control.join().map_err(|error| error.to_string()));
+            let ended = control.into_iter().try_for_each(|one| one.join().map_err(|error| error.to_string()));
+            let _ = done.send(ended);
         })
         .map_err(|error| failed(error.to_string()))?;
     let beats = grace.max(CONTROL_GRACE_MIN).as_millis() / BEAT.as_millis();
     for _ in 0..beats {
         match ended.recv_timeout(BEAT) {
             Ok(outcome) => return outcome.map_err(failed),
-            Err(mpsc::RecvTimeoutError::Timeout) => orders.pulse.beat(),
+            Err(mpsc::RecvTimeoutError::Timeout) => orders.beat(),
             Err(mpsc::RecvTimeoutError::Disconnected) => break,
         }
     }

@@ -9,6 +9,8 @@ use crate::{heat::HEAT_KEYS_MAX, limits::CORES_MAX, store::breaker::PROBES_MAX};
 
 /// Bytes of a request beside its longest word: the other words and the framing.
 const REQUEST_BYTES_BESIDE_WORD: usize = 64;
+/// The longest name of a gateway, in bytes.
+const GATEWAY_NAME_BYTES_MAX: usize = 200;
 /// The longest duration of a setting: a day.
 const DURATION_MS_MAX: u64 = 24 * 3600 * 1000;
 
@@ -25,6 +27,7 @@ pub(super) fn violations(settings: &Settings) -> Vec<Violation> {
     let mut found = Violations(Vec::new());
     found.cores(&settings.cores);
     found.redis(&settings.redis);
+    found.postgres(settings);
     found.within("hot.rejections", settings.hot.rejections, 1..=100_000_000);
     found.within("hot.leases", settings.hot.leases, 2..=1_000_000);
     let share = settings.hot.lease_share;
@@ -99,6 +102,26 @@ impl Violations {
         self.within("redis.breaker.failures_pct", breaker.failures_pct, 1..=100);
         self.within("redis.breaker.open_ms", breaker.open_ms, 10..=3_600_000);
         self.within("redis.breaker.probes", breaker.probes, 1..=PROBES_MAX);
+    }
+
+    fn postgres(&mut self, settings: &Settings) {
+        let postgres = &settings.postgres;
+        if let Some(url) = &postgres.url {
+            if let Err(error) = policy_sync::postgres::Config::parse(url) {
+                self.0.push(Violation { setting: "postgres.url", message: error.to_string() });
+            }
+            if settings.policy.is_some() {
+                let message = "excludes postgres.url: the policy comes from a file or from the store; leave one out";
+                self.0.push(Violation { setting: "policy", message: message.into() });
+            }
+        }
+        self.within("postgres.poll_ms", postgres.poll_ms, 100..=DURATION_MS_MAX);
+        self.within("postgres.deadline_ms", postgres.deadline_ms, 10..=600_000);
+        self.within("postgres.connect_timeout_ms", postgres.connect_timeout_ms, 10..=60_000);
+        let name = postgres.gateway.as_deref().unwrap_or("-");
+        let holds = (1..=GATEWAY_NAME_BYTES_MAX).contains(&name.len()) && !name.contains(char::is_control);
+        let rule = format!("1 to {GATEWAY_NAME_BYTES_MAX} bytes without control characters");
+        self.must(holds, "postgres.gateway", &rule, &format!("{name:?}"));
     }
 
     /// Both faces on one port would look like another process that listens there.

@@ -12,13 +12,28 @@ use crate::{
 /// All that this machine cannot give.
 pub(super) fn lacks(settings: &Settings) -> Vec<Violation> {
     let cores = server::data_cpus(&settings.cores).err().map(|message| Violation { setting: "cores", message });
-    let password = settings.resp.password_file.as_deref().and_then(|path| read_password(path).err());
-    let password = password.map(|message| Violation { setting: "resp.password_file", message });
+    let passwords = [
+        ("resp.password_file", &settings.resp.password_file),
+        ("postgres.password_file", &settings.postgres.password_file),
+    ];
+    let unreadable = passwords.into_iter().filter_map(|(setting, path)| {
+        let message = read_password(path.as_deref()?).err()?;
+        Some(Violation { setting, message })
+    });
     // What is wrong with the URLs is not the machine's fault, and was found before.
     let store =
         StorePlan::new(&settings.redis, &settings.hot, 1, 0).err().filter(|error| error.setting != "redis.urls");
     let store = store.map(|error| Violation { setting: error.setting, message: error.why });
-    cores.into_iter().chain(password).chain(store).chain(memory(settings, memory_bytes())).collect()
+    let found = cores.into_iter().chain(unreadable).chain(store);
+    found.chain(no_folder(settings)).chain(memory(settings, memory_bytes())).collect()
+}
+
+/// Whether the last good policy has no folder to be written into.
+fn no_folder(settings: &Settings) -> Option<Violation> {
+    let parent = settings.postgres.last_good.as_deref()?.parent()?;
+    let folder = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    let message = || format!("its folder {} does not exist", folder.display());
+    (!folder.is_dir()).then(|| Violation { setting: "postgres.last_good", message: message() })
 }
 
 /// Whether the bucket table, by far the largest piece of memory, fits.

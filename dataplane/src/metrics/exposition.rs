@@ -13,6 +13,7 @@ use prometheus_client::{
 
 use super::{
     counters::{CoreCounters, RuleCounts},
+    policy_store::PolicyStoreSnapshot,
     store::StoreSnapshot,
     system::System,
 };
@@ -28,6 +29,9 @@ pub fn encode(process: &Process) -> Result<String, fmt::Error> {
     ours.register_collector(Box::new(Snapshot::of(process)));
     if let Some(plan) = &process.store {
         ours.register_collector(Box::new(StoreSnapshot::of(process, plan)));
+    }
+    if let Some(status) = &process.policy_store {
+        ours.register_collector(Box::new(PolicyStoreSnapshot::of(process, status)));
     }
     conventional.register_collector(Box::new(Conventional::of(process)));
     let mut out = String::new();

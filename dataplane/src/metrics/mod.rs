@@ -3,5 +3,6 @@
 
 pub mod counters;
 pub mod exposition;
+mod policy_store;
 mod store;
 pub(crate) mod system;

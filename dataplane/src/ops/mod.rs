@@ -130,6 +130,9 @@ fn answer(request: &Request<Incoming>, process: &Process) -> Response<Full<Bytes
         "/healthz" => reply(StatusCode::OK, TEXT, "ok\n".into()),
         "/readyz" => match process.lifecycle.stage() {
             Stage::Serving => reply(StatusCode::OK, TEXT, "ready\n".into()),
+            Stage::Starting if process.policy_store.is_some() && process.policy.load().policy.version == 0 => {
+                unready("starting: there is no policy yet, neither from the policy store nor from disk\n")
+            }
             Stage::Starting => unready("starting: not every core listens yet\n"),
             Stage::Draining => unready("leaving: still serving, for shutdown.drain_ms\n"),
             Stage::Closing => unready("leaving: listeners are closed\n"),

@@ -115,13 +115,14 @@ pub(super) fn page(process: &Process) -> String {
         "cores": cores,
         "policy": {
             "version": loaded.policy.version,
-            "source": control::source_name(process.settings.policy.as_deref()),
+            "source": control::source(process),
             "rules": loaded.policy.rules.len(),
             "overrides": loaded.policy.overrides.len(),
             "reloads_applied": process.reloads.applied.load(std::sync::atomic::Ordering::Relaxed),
             "reloads_refused": process.reloads.refused.load(std::sync::atomic::Ordering::Relaxed),
             "last_refusal": refusal.as_ref().map(|refusal| &refusal.why),
             "last_refusal_unix_ms": refusal.as_ref().map(|refusal| refusal.unix_ms),
+            "store": process.policy_store.as_ref().map(|store| store.page(process.clock.now().unix_ms)),
         },
         "limits": {
             "connections_max": limits.connections_max,
