@@ -4,13 +4,15 @@
 //! Every test of the RESP face runs on both transports and, where cores matter, on one and on two; see [`Setup::all`].
 //!
 //! What stands behind the server is real too, and breaks on command: one Redis ([`redis_server`]), a cluster
-//! ([`redis_cluster`]), a primary that sentinels watch ([`redis_sentinel`]), and a network that delays, garbles and cuts
+//! ([`redis_cluster`]), a primary that sentinels watch ([`redis_sentinel`]), PostgreSQL ([`postgres`]), and a network that delays, garbles and cuts
 //! ([`proxy`]). `tests/rig.rs` shows each of them by itself.
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on must stop, with the reason")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for real processes")]
 
+mod certificates;
 pub mod lateness;
 pub mod load;
+pub mod postgres;
 pub mod proxy;
 pub mod redis_cluster;
 pub mod redis_sentinel;
@@ -99,8 +101,19 @@ pub struct Server {
 impl Server {
     /// Starts a server with this policy and waits until it says that it serves.
     pub fn start(setup: &Setup, policy: &str) -> Self {
+        Self::launch(setup, Some(policy))
+    }
+
+    /// Starts a server that has its policy from the store that its config names, and waits until it says that it serves.
+    pub fn start_with_store(setup: &Setup) -> Self {
+        Self::launch(setup, None)
+    }
+
+    fn launch(setup: &Setup, policy: Option<&str>) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        std::fs::write(folder.path().join("policy.toml"), policy).expect("writing the policy");
+        if let Some(policy) = policy {
+            std::fs::write(folder.path().join("policy.toml"), policy).expect("writing the policy");
+        }
         std::fs::write(folder.path().join("sluice.toml"), &setup.config).expect("writing the config");
         std::fs::create_dir(folder.path().join("log")).expect("a folder for the log");
         let began = Instant::now();
@@ -257,7 +270,8 @@ impl Drop for Server {
 fn spawn(setup: &Setup, folder: &Path) -> Child {
     let log = || File::create(folder.join(LOG)).expect("creating the log").into();
     Command::new(binary())
-        .args(["--config", "sluice.toml", "--policy", "policy.toml", "--transport", setup.transport])
+        .args(["--config", "sluice.toml", "--transport", setup.transport])
+        .args(folder.join("policy.toml").exists().then_some(["--policy", "policy.toml"]).iter().flatten())
         .args(["--cores", &setup.cores.to_string(), "--listen-unix", "sluice.sock"])
         .args(["--listen-resp", "127.0.0.1:0", "--listen-ops", "127.0.0.1:0"])
         .current_dir(folder)
@@ -298,6 +312,11 @@ fn built(package: &str) -> PathBuf {
     let profile = exe.ancestors().nth(2).expect("target/<profile>/deps/<test>");
     let mut build = Command::new(env!("CARGO"));
     build.args(["build", "--quiet", "--package", package]);
+    // Cargo tells a test which package it is of. Build scripts would take that for a change, and all be built again.
+    let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_package)) {
+        build.env_remove(name);
+    }
     if profile.ends_with("release") {
         build.arg("--release");
     }

@@ -21,7 +21,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::{Client, PATIENCE, Reply, text, until};
+use crate::{Client, PATIENCE, Reply, certificates, text, until};
 
 /// The name of the Unix socket in the server's folder.
 const SOCKET: &str = "redis.sock";
@@ -61,7 +61,7 @@ impl Redis {
     /// and comes from the authority in [`ca_file`](Self::ca_file), both made on the spot.
     pub fn start_tls() -> Self {
         let folder = new_folder();
-        make_certificates(folder.path());
+        certificates::make(folder.path());
         let port = free_port();
         let listen = ["--port", "0", "--tls-port", &port.to_string()].map(str::to_owned);
         let files = ["--tls-cert-file", "server.crt", "--tls-key-file", "server.key", "--tls-ca-cert-file", "ca.crt"];
@@ -295,38 +295,4 @@ fn new_folder() -> TempDir {
 
 fn owned(words: &[&str]) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
-}
-
-/// Writes `ca.crt`, `server.crt` and `server.key` for two days into the folder. The configuration is complete, so that
-/// the machine's own has no say.
-fn make_certificates(folder: &Path) {
-    const CONFIG: &str = "
-[req]
-distinguished_name = name
-prompt = no
-[name]
-CN = localhost
-[ca]
-basicConstraints = critical, CA:TRUE
-keyUsage = critical, keyCertSign
-subjectKeyIdentifier = hash
-[server]
-basicConstraints = critical, CA:FALSE
-keyUsage = critical, digitalSignature
-extendedKeyUsage = serverAuth
-subjectAltName = DNS:localhost
-subjectKeyIdentifier = hash
-authorityKeyIdentifier = keyid
-";
-    fs::write(folder.join("tls.conf"), CONFIG).expect("writing the configuration");
-    let make = |more: &[&str]| {
-        let mut command = Command::new("openssl");
-        command.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]);
-        command.args(["-days", "2", "-config", "tls.conf"]).args(more).current_dir(folder);
-        let output = command.output().expect("running openssl (`tests/run tools` installs it)");
-        assert!(output.status.success(), "openssl: {}", String::from_utf8_lossy(&output.stderr));
-    };
-    make(&["-extensions", "ca", "-subj", "/CN=Sluice tests", "-keyout", "ca.key", "-out", "ca.crt"]);
-    let signed = ["-extensions", "server", "-CA", "ca.crt", "-CAkey", "ca.key"];
-    make(&[&signed[..], &["-keyout", "server.key", "-out", "server.crt"]].concat());
 }

@@ -12,6 +12,7 @@ use std::{
 
 use sluice_e2e::{
     Client, PATIENCE, Reply, error, integer,
+    postgres::Postgres,
     proxy::{Fault, Proxy},
     redis_cluster::Cluster,
     redis_sentinel::Sentinel,
@@ -345,4 +346,29 @@ fn a_proxy_ends_though_a_client_does_not_read() {
     until("much is on its way", || proxy.bytes_down() > 1 << 20);
     drop(proxy);
     assert_eq!(TcpStream::connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+}
+
+#[test]
+fn postgres_is_killed_and_comes_back_on_its_port_with_its_store() {
+    let postgres = Postgres::with_store();
+    assert_eq!(postgres.put_rules(&[("a", "{}")]), 1);
+    postgres.kill();
+    assert_eq!(TcpStream::connect(postgres.address()).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    postgres.restart();
+    assert_eq!(postgres.sql("SELECT name, version, body FROM sluice.rule"), "a|1|{}\n");
+}
+
+#[test]
+fn postgres_that_is_frozen_accepts_and_says_nothing() {
+    let postgres = Postgres::start();
+    // The question whether it speaks TLS, which it answers with one byte.
+    let ask = [0, 0, 0, 8, 4, 210, 22, 47];
+    postgres.freeze();
+    let mut client = connect(postgres.address());
+    client.send(&ask);
+    assert!(is_silent(&mut client));
+    postgres.thaw();
+    let mut answer = [0];
+    client.stream().read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"N");
 }
