@@ -151,6 +151,24 @@ pub fn parse(text: &str, source_name: &str) -> Result<Policy, Problems> {
     }
 }
 
+/// Parses the text of a policy file that is to be part of a policy: what its rules and overrides must satisfy together with
+/// others is not looked at, which is for [`crate::stored::check()`] once they are together.
+///
+/// # Errors
+///
+/// Every problem of the file.
+pub fn parse_part(text: &str, source_name: &str) -> Result<Policy, Problems> {
+    let root = match DeTable::parse(text) {
+        Ok(root) => root.into_inner(),
+        Err(first) => return Err(located(syntax_errors(text, first), text, source_name, &DeTable::new())),
+    };
+    let mut problems = Collector::default();
+    match entries::policy(&root, FIRST_VERSION, &mut problems) {
+        Some(policy) if problems.is_empty() => Ok(policy),
+        _ => Err(located(problems, text, source_name, &root)),
+    }
+}
+
 /// What is wrong with a rule or override that did not come in a file.
 pub(crate) struct FieldProblem {
     /// The field.

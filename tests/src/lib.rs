@@ -9,6 +9,7 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on must stop, with the reason")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for real processes")]
 
+pub mod admin;
 mod certificates;
 pub mod lateness;
 pub mod load;
@@ -304,6 +305,12 @@ pub fn binary() -> &'static Path {
 pub fn load_generator() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| built("sluice-load"))
+}
+
+/// The admin API's binary, built if need be.
+pub fn admin_binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| built("sluice-admin"))
 }
 
 /// Builds a package, in the profile of this test; returns its binary, which has the same name.

@@ -14,7 +14,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::{certificates, redis_server::free_port, until};
+use crate::{admin, certificates, redis_server::free_port, until};
 
 /// The user that the server runs as when the tests are root.
 const USER: &str = "postgres";
@@ -22,8 +22,6 @@ const USER: &str = "postgres";
 const DATABASE: &str = "sluice";
 /// The role that [`Postgres::gateway_url`] logs in as.
 pub const GATEWAY: &str = "gateway";
-/// What makes a policy store of an empty database.
-const MIGRATIONS: &[&str] = &[include_str!("../../policy-sync/admin/migrations/0001_policy_store.sql")];
 
 /// Nothing needs to survive the end of the machine (it does survive that of the server), everything is to start fast, and what a test does is to be read afterwards.
 const SETTINGS: &[&str] = &[
@@ -94,7 +92,7 @@ impl Postgres {
     /// Makes the database of an empty policy store, and a gateway's role that can log in.
     pub fn make_store(&self) {
         self.run(USER, &format!("CREATE DATABASE {DATABASE}"));
-        MIGRATIONS.iter().for_each(|migration| drop(self.sql(migration)));
+        admin::printed(&admin::command(&["migrate", "--postgres", &self.local_url()]));
         self.sql(&format!("CREATE ROLE {GATEWAY} LOGIN IN ROLE sluice_gateway PASSWORD 'secret'"));
     }
 
@@ -112,6 +110,11 @@ impl Postgres {
     /// Where the policy store is for whoever may do everything.
     pub fn url(&self) -> String {
         format!("postgres://{USER}@{}/{DATABASE}", self.address())
+    }
+
+    /// The same by its Unix socket, where its owner is trusted whatever a test says of others.
+    fn local_url(&self) -> String {
+        format!("postgres://{USER}@/{DATABASE}?host={}&port={}", self.folder.path().display(), self.port)
     }
 
     /// Where the policy store is for a gateway.

@@ -119,9 +119,10 @@ fn a_change_reaches_every_gateway_by_redis_alone() {
     // Redis is away for a while, and what was published meanwhile is lost: it is asked for when Redis is heard again.
     redis.kill();
     servers.iter().for_each(|server| server.until("nothing is heard", |server| !listens(server, "redis")));
-    postgres.put_rules(&[("one", &body(30))]);
+    let number = postgres.put_rules(&[("one", &body(30))]);
     redis.restart();
-    servers.iter().for_each(|server| in_force(server, 30));
+    // Not by the limit that a check tells: where the breaker has opened meanwhile, that is the local one.
+    servers.iter().for_each(|server| server.until("it has it", |server| version(server) == number));
 }
 
 #[test]
@@ -297,7 +298,8 @@ fn a_store_that_went_back_in_time_is_followed_as_it_is_now() {
     let number = postgres.put_rules(&[("other", &body(500))]);
     assert_eq!(number, 2);
     in_force(&server, 10);
-    assert_eq!(server.status()["policy"]["rules"], 2);
+    // It may have looked between the statements above.
+    server.until("the other one is there", |server| server.status()["policy"]["rules"] == 2);
 }
 
 #[test]

@@ -7,9 +7,18 @@
 -- of it; nothing is ever updated or deleted there. A body is what the policy file says of it, as JSON, without what tells
 -- which one it is (`name`, or `rule` and `identity`); no body says that it is gone.
 --
--- Gateways have the role `sluice_gateway`: they read the policy, and write by two functions and in no other way.
+-- Two roles, which the logins of programs are made members of. `sluice_gateway`: reads the policy, and writes by two
+-- functions and in no other way. `sluice_admin`, for the admin API: makes changes, and never alters one that was made.
 
 CREATE SCHEMA sluice;
+
+-- Which of these files were applied. `sluice-admin migrate` writes it, in the transaction of the file.
+CREATE TABLE sluice.migration (
+    number     integer PRIMARY KEY,
+    name       text NOT NULL,
+    sha256     bytea NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
 
 -- One row: the version that the policy is at.
 CREATE TABLE sluice.policy (
@@ -189,15 +198,32 @@ BEGIN
     RETURN true;
 END $$;
 
+-- Roles belong to the whole server: another database may have made them, or be making them now.
 DO $$
+DECLARE
+    role name;
 BEGIN
-    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'sluice_gateway') THEN
-        CREATE ROLE sluice_gateway NOLOGIN;
-    END IF;
+    FOREACH role IN ARRAY ARRAY['sluice_gateway', 'sluice_admin'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role) THEN
+            BEGIN
+                EXECUTE format('CREATE ROLE %I NOLOGIN', role);
+            EXCEPTION WHEN duplicate_object OR unique_violation THEN
+                NULL;
+            END;
+        END IF;
+    END LOOP;
 END $$;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA sluice FROM PUBLIC;
-GRANT USAGE ON SCHEMA sluice TO sluice_gateway;
+GRANT USAGE ON SCHEMA sluice TO sluice_gateway, sluice_admin;
+
 GRANT SELECT ON sluice.policy, sluice.change, sluice.rule, sluice.override TO sluice_gateway;
 GRANT EXECUTE ON FUNCTION sluice.changes_after(bigint, text) TO sluice_gateway;
 GRANT EXECUTE ON FUNCTION sluice.report_gateway(text, bigint, text, text, double precision) TO sluice_gateway;
 GRANT EXECUTE ON FUNCTION sluice.add_shadow(uuid, bigint, jsonb, jsonb, integer) TO sluice_gateway;
+
+GRANT SELECT ON ALL TABLES IN SCHEMA sluice TO sluice_admin;
+GRANT UPDATE ON sluice.policy TO sluice_admin;
+GRANT INSERT ON sluice.change, sluice.rule, sluice.override TO sluice_admin;
+-- What is kept for a while only.
+GRANT DELETE ON sluice.gateway, sluice.shadow_total, sluice.shadow_identity, sluice.shadow_source TO sluice_admin;
+GRANT EXECUTE ON FUNCTION sluice.changes_after(bigint, text), sluice.begin_change(text, text, bigint) TO sluice_admin;

@@ -74,6 +74,11 @@ impl TlsSettings {
         Ok(Some(Self { client: Arc::new(client), name }))
     }
 
+    /// The settings as rustls has them, for a client other than this crate's.
+    pub fn client_config(&self) -> &Arc<ClientConfig> {
+        &self.client
+    }
+
     pub(crate) fn connect(&self) -> Result<Tls, String> {
         let connection = ClientConnection::new(Arc::clone(&self.client), self.name.clone());
         Ok(Tls { connection: connection.map_err(|error| explained(&error))? })

@@ -13,7 +13,7 @@ impl Secret {
     }
 
     /// The password itself, for the wire.
-    pub(crate) fn reveal(&self) -> &[u8] {
+    pub fn reveal(&self) -> &[u8] {
         &self.0
     }
 }
