@@ -139,8 +139,20 @@ fn check_settings(bytes: &[u8], path: &Path) -> Result<Settings, ConfigError> {
 /// Which of the two a file is meant to be. A config has at least one setting, or nothing; a policy has `[[rule]]` or
 /// `[[override]]`, or another list of sections where these are misspelt.
 fn kind_of(table: &DeTable<'_>) -> Kind {
-    const SETTINGS: [&str; 11] =
-        ["cores", "policy", "redis", "postgres", "hot", "resp", "limits", "transport", "ops", "shutdown", "log"];
+    const SETTINGS: [&str; 12] = [
+        "cores",
+        "policy",
+        "redis",
+        "postgres",
+        "shadow",
+        "hot",
+        "resp",
+        "limits",
+        "transport",
+        "ops",
+        "shutdown",
+        "log",
+    ];
     let is_section = |value: &DeValue<'_>| matches!(value, DeValue::Table(_));
     let is_list =
         |value: &DeValue<'_>| value.as_array().is_some_and(|items| items.iter().any(|item| is_section(item.get_ref())));

@@ -52,6 +52,8 @@ pub struct Settings {
     pub redis: Redis,
     /// The policy store.
     pub postgres: Postgres,
+    /// What shadow rules saw.
+    pub shadow: Shadow,
     /// Heat, and what follows it.
     pub hot: HotSettings,
     /// The RESP face.
@@ -249,6 +251,7 @@ impl Default for Settings {
             policy: None,
             redis: Redis::default(),
             postgres: Postgres::default(),
+            shadow: Shadow::default(),
             hot: HotSettings::default(),
             resp: Resp::default(),
             limits: Limits::default(),
@@ -276,6 +279,26 @@ impl Default for Redis {
             throttle_on_failure: OnFailure::Local,
             breaker: BreakerSettings::default(),
         }
+    }
+}
+
+/// How what shadow rules see is written down and reported to the policy store.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Shadow {
+    /// How often it is reported.
+    pub flush_ms: u64,
+    /// Identities that each core follows between two reports.
+    pub identities: usize,
+    /// Identities that the store keeps of a rule's hour: those that were denied most.
+    pub identities_kept: u32,
+    /// A file with a key, with which identities are hashed before they leave; absent means that they are told as they are.
+    pub identity_key_file: Option<PathBuf>,
+}
+
+impl Default for Shadow {
+    fn default() -> Self {
+        Self { flush_ms: 10_000, identities: 4_096, identities_kept: 1_000, identity_key_file: None }
     }
 }
 

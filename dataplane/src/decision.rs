@@ -162,6 +162,9 @@ impl Why {
 pub trait Tally {
     /// Counts one check of the rule with this index.
     fn count(&self, rule: u32, reason: Reason);
+
+    /// Counts one check of a shadow rule, and whether it would have passed.
+    fn shadow(&self, one: &Applied, passes: bool);
 }
 
 /// What a decision works on: everything outside the check itself.
@@ -390,7 +393,7 @@ fn observe<T: Tally>(ground: &Ground<'_, T>, applied: &[Applied], cost: u32, ans
                 continue;
             }
         };
-        ground.tally.count(one.rule, if passes { Reason::ShadowAllowed } else { Reason::ShadowDenied });
+        ground.tally.shadow(one, passes);
     }
 }
 

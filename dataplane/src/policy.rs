@@ -17,6 +17,7 @@ use crate::{
     decision::UNLIMITED,
     hot::{self, rejections},
     resp::reply::RuleReply,
+    shadow::Tag,
     store::{parts, wire::LimitWords},
 };
 
@@ -84,6 +85,8 @@ pub struct RuleCard {
     pub slot: u32,
     /// Its part of a check's reply.
     pub reply: RuleReply,
+    /// Under what it is written down whom it would have denied: only a shadow rule out of a policy store.
+    pub shadow: Option<Arc<Tag>>,
 }
 
 /// What a check needs of a rule's own limit where it may be answered without a call.
@@ -222,6 +225,13 @@ impl LoadedPolicy {
         Ok((Self { snapshot, cards, override_locals, override_meets, policy }, reused))
     }
 
+    /// What its shadow rules see is written down under these tags, by the rule's name.
+    pub fn follow_shadows(&mut self, mut tag: impl FnMut(&str) -> Option<Arc<Tag>>) {
+        for (card, rule) in self.cards.iter_mut().zip(&self.policy.rules) {
+            card.shadow = if rule.mode == Mode::Shadow { tag(&rule.name) } else { None };
+        }
+    }
+
     /// The limit of a bucket in memory, while the store does not answer: of a rule, or of an override of it.
     pub fn local_rate(&self, rule: u32, override_index: u32) -> &Rate {
         self.override_locals.get(override_index as usize).unwrap_or_else(|| &self.cards[rule as usize].local)
@@ -274,6 +284,7 @@ impl RuleCard {
             meets: written.hot,
             slot,
             reply: RuleReply::new(&rule.name, limit),
+            shadow: None,
         }
     }
 }

@@ -45,6 +45,7 @@ use crate::{
     policy::PolicyInForce,
     policy_store,
     resp::frame::RequestLimits,
+    shadow,
     store::{
         setup::{StoreError, StorePlan},
         wire::Redis,
@@ -157,6 +158,8 @@ pub struct Process {
     pub reloads: Reloads,
     /// How following the policy store goes, if the policy comes from one.
     pub policy_store: Option<Arc<policy_store::status::Status>>,
+    /// Where the cores hand over what shadow rules saw, if the policy comes from a store.
+    pub shadow: Option<Arc<shadow::Exchange>>,
     /// What is counted outside the cores.
     pub tallies: Tallies,
     /// The clock.
@@ -224,6 +227,9 @@ pub fn run(
         lifecycle: Arc::new(Lifecycle::default()),
         transport,
         reloads: Reloads::default(),
+        shadow: followed
+            .is_some()
+            .then(|| shadow::Exchange::new(cpus.len(), settings.shadow.flush_ms, settings.shadow.identities)),
         policy_store: followed,
         tallies: Tallies::new(cpus.len()),
         cpus,
@@ -490,6 +496,9 @@ fn start_core(
             glommio::timer::sleep(Duration::from_nanos(1)).await;
             let heat = Heat::new(&process.settings.hot, &process.heat, port.core, shared.seed);
             let mut engine = Engine::new(&shared, resp, counters, (port.core, cores)).with_heat(heat);
+            if let Some(exchange) = &process.shadow {
+                engine = engine.with_book(shadow::Book::new(Arc::clone(exchange)));
+            }
             if let Some(plan) = &process.store {
                 let (seed, times) = (plan.seed ^ port.core as u64, (plan.asker.deadline_us, port.clock.micros()));
                 let redis = Redis::new(plan.client.clone(), &plan.shards, port.core, seed, times)

@@ -28,6 +28,7 @@ pub(super) fn violations(settings: &Settings) -> Vec<Violation> {
     found.cores(&settings.cores);
     found.redis(&settings.redis);
     found.postgres(settings);
+    found.shadow(settings);
     found.within("hot.rejections", settings.hot.rejections, 1..=100_000_000);
     found.within("hot.leases", settings.hot.leases, 2..=1_000_000);
     let share = settings.hot.lease_share;
@@ -122,6 +123,13 @@ impl Violations {
         let holds = (1..=GATEWAY_NAME_BYTES_MAX).contains(&name.len()) && !name.contains(char::is_control);
         let rule = format!("1 to {GATEWAY_NAME_BYTES_MAX} bytes without control characters");
         self.must(holds, "postgres.gateway", &rule, &format!("{name:?}"));
+    }
+
+    fn shadow(&mut self, settings: &Settings) {
+        let shadow = &settings.shadow;
+        self.within("shadow.flush_ms", shadow.flush_ms, 100..=600_000);
+        self.within("shadow.identities", shadow.identities, 8..=1_000_000);
+        self.within("shadow.identities_kept", shadow.identities_kept, 1..=100_000);
     }
 
     /// Both faces on one port would look like another process that listens there.

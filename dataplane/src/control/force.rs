@@ -1,13 +1,17 @@
 //! Putting policies in force: compiled aside, swapped as a whole, and freed when no core looks at them any more.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, atomic::Ordering},
+};
 
 use arc_swap::ArcSwap;
-use policy_sync::{check, model::Policy};
+use policy_sync::{check, model::Policy, stored::StoredPolicy};
 
 use crate::{
     policy::{LoadError, LoadedPolicy, LocalTerms, PolicyInForce, RuleSlots},
     server::Process,
+    shadow::Tag,
 };
 
 /// The policy in force, and what is needed to put another one there.
@@ -19,6 +23,26 @@ pub struct Force {
     /// Policies that were in force, until the last core has let go of them: freeing a large one takes milliseconds, and no
     /// check may wait for that.
     retired: Vec<Arc<LoadedPolicy>>,
+    tags: Tags,
+}
+
+/// Under what shadow rules are written down: a rule keeps its tag until a version changes it.
+#[derive(Default)]
+struct Tags {
+    by_name: HashMap<Box<str>, Arc<Tag>>,
+    last_id: u64,
+}
+
+impl Tags {
+    fn of(&mut self, name: &str, version: u64) -> Arc<Tag> {
+        if let Some(tag) = self.by_name.get(name).filter(|tag| tag.version == version) {
+            return Arc::clone(tag);
+        }
+        self.last_id += 1;
+        let tag = Arc::new(Tag { id: self.last_id, rule: name.into(), version });
+        self.by_name.insert(name.into(), Arc::clone(&tag));
+        tag
+    }
 }
 
 /// A policy that is ready to be put in force.
@@ -38,7 +62,23 @@ impl Force {
         let mut slots = RuleSlots::new(rules_max);
         let (loaded, _) = LoadedPolicy::load(policy, seed, local, &mut slots)?;
         warn_of_stars(&loaded.policy);
-        Ok(Self { seed, local, slots, in_force: Arc::new(ArcSwap::from_pointee(loaded)), retired: Vec::new() })
+        let in_force = Arc::new(ArcSwap::from_pointee(loaded));
+        Ok(Self { seed, local, slots, in_force, retired: Vec::new(), tags: Tags::default() })
+    }
+
+    /// The same for the policy of a store: what its shadow rules see is written down.
+    ///
+    /// # Errors
+    ///
+    /// See [`Force::new`].
+    pub fn of_store(stored: &StoredPolicy, seed: u64, local: LocalTerms, rules_max: usize) -> Result<Self, LoadError> {
+        let mut slots = RuleSlots::new(rules_max);
+        let (mut loaded, _) = LoadedPolicy::load(stored.policy(), seed, local, &mut slots)?;
+        let mut tags = Tags::default();
+        follow_shadows(&mut loaded, stored, &mut tags);
+        warn_of_stars(&loaded.policy);
+        let in_force = Arc::new(ArcSwap::from_pointee(loaded));
+        Ok(Self { seed, local, slots, in_force, retired: Vec::new(), tags })
     }
 
     /// Where the cores find the policy in force.
@@ -67,6 +107,13 @@ impl Force {
         Ok(Compiled { loaded, reused })
     }
 
+    /// The same for the policy of a store.
+    pub(crate) fn compile_stored(&mut self, stored: &StoredPolicy) -> Result<Compiled, LoadError> {
+        let mut compiled = self.compile(stored.policy())?;
+        follow_shadows(&mut compiled.loaded, stored, &mut self.tags);
+        Ok(compiled)
+    }
+
     /// Puts a compiled policy in force.
     pub(crate) fn put(&mut self, Compiled { loaded, reused }: Compiled, process: &Process) {
         let version = loaded.policy.version;
@@ -83,6 +130,14 @@ impl Force {
     pub(crate) fn release(&mut self) {
         self.retired.retain(|policy| Arc::strong_count(policy) > 1);
     }
+}
+
+fn follow_shadows(loaded: &mut LoadedPolicy, stored: &StoredPolicy, tags: &mut Tags) {
+    let version = |name: &str| stored.rules().get(name).map(|rule| rule.version);
+    loaded.follow_shadows(|name| Some(tags.of(name, version(name)?)));
+    // Of rules that are gone, or in the shadow no more, nothing need be known.
+    let used: HashSet<&str> = loaded.cards.iter().filter_map(|card| Some(&*card.shadow.as_ref()?.rule)).collect();
+    tags.by_name.retain(|name, _| used.contains(&**name));
 }
 
 fn warn_of_stars(policy: &Policy) {

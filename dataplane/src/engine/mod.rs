@@ -21,7 +21,7 @@ mod remote;
 mod sampled;
 mod session;
 
-use std::sync::Arc;
+use std::{cell::RefCell, sync::Arc};
 
 use arc_swap::cache::Cache;
 use policy_sync::snapshot::{ATTRIBUTES_FEW, Applied, Attributes, AttributesError, Room};
@@ -44,6 +44,7 @@ use crate::{
         frame::{ArgsRoom, Cursor, ProtocolError, RequestLimits},
         reply::{self, RuleReply},
     },
+    shadow::Book,
     store::{Store, StoreSettings, shards::Shards, wire::Redis},
 };
 use policy_sync::rate::Rate;
@@ -99,6 +100,8 @@ pub struct Engine {
     no_rule: RuleReply,
     recall: Recall,
     heat: Heat,
+    /// Where it is written down what shadow rules see, if anybody reads it.
+    book: Option<RefCell<Book>>,
     /// Counts the policies that this core has seen, from 1.
     generation: u64,
     first_id: u64,
@@ -147,12 +150,21 @@ struct PendingThrottle {
 struct RuleTally<'a> {
     counters: &'a CoreCounters,
     cards: &'a [RuleCard],
+    book: Option<&'a RefCell<Book>>,
+    now_ms: u64,
 }
 
 impl Tally for RuleTally<'_> {
     #[inline(always)]
     fn count(&self, rule: u32, reason: Reason) {
         self.counters.rule(self.cards[rule as usize].slot, reason).add(1);
+    }
+
+    fn shadow(&self, one: &Applied, passes: bool) {
+        self.count(one.rule, if passes { Reason::ShadowAllowed } else { Reason::ShadowDenied });
+        if let (Some(book), Some(tag)) = (self.book, &self.cards[one.rule as usize].shadow) {
+            book.borrow_mut().count(tag, one.key, !passes, self.now_ms);
+        }
     }
 }
 
@@ -214,6 +226,7 @@ impl Engine {
                 0,
                 shared.seed,
             ),
+            book: None,
             generation: 1,
             first_id: index as u64 + 1,
             id_step: cores as u64,
@@ -236,6 +249,13 @@ impl Engine {
         self
     }
 
+    /// What its shadow rules see is written down.
+    #[must_use]
+    pub fn with_book(mut self, book: Book) -> Self {
+        self.book = Some(RefCell::new(book));
+        self
+    }
+
     /// The way to the shards, for the transport, which moves its bytes.
     pub fn remote(&mut self) -> Option<&mut Remote> {
         self.remote.as_mut()
@@ -246,6 +266,9 @@ impl Engine {
     pub fn tick(&mut self, now: Now) {
         self.now = Now { mono_ms: now.mono_ms.min(AT_MS_MAX), ..now };
         self.heat.tick(self.now.mono_ms);
+        if let Some(book) = &mut self.book {
+            book.get_mut().look(self.now);
+        }
         if let Some(remote) = &mut self.remote {
             remote.redis.at(self.now.mono_us);
         }
@@ -511,6 +534,7 @@ impl Engine {
             return Ok(Some(()));
         }
         let is_sampled = self.sample(before, attributes);
+        let is_followed = self.book.is_some() && self.meet_shadows(before, attributes);
         let snapshot = &self.policy.snapshot;
         if self.remote.is_some() {
             let head = self.identity_head(before, attributes, last_is_known, cost);
@@ -532,8 +556,11 @@ impl Engine {
             [only] if cost > 0 && self.policy.cards[only.rule as usize].enforced.is_some() => Some(only.rule),
             _ => None,
         };
-        let recipe = || snapshot.recipe(attributes, last_is_known, applied);
-        self.recall.learn(&bytes[..last_at], cost, (one, None), self.generation, recipe);
+        // Whoever is followed has a name, which only the attributes have.
+        if !is_followed {
+            let recipe = || snapshot.recipe(attributes, last_is_known, applied);
+            self.recall.learn(&bytes[..last_at], cost, (one, None), self.generation, recipe);
+        }
         // At most `RULES_PER_CHECK_MAX`.
         self.pending.push(Pending { conn, cost, ask: Ask::Check { rules: applied.len() as u32 } });
         Ok(Some(()))
@@ -617,6 +644,9 @@ impl Engine {
         let before = self.applied.len();
         snapshot.applying(attributes, self.now.unix_ms, &mut self.scratch, &mut self.applied)?;
         let is_sampled = self.sample(before, attributes);
+        if self.book.is_some() {
+            self.meet_shadows(before, attributes);
+        }
         if self.remote.is_some() {
             self.ask((conn, is_sampled), cost, before, attributes);
             return Ok(());
@@ -624,6 +654,21 @@ impl Engine {
         let rules = (self.applied.len() - before) as u32;
         self.pending.push(Pending { conn, cost, ask: Ask::Check { rules } });
         Ok(())
+    }
+
+    /// Gives the identity of a check a place in the book, for each shadow rule that is followed. Returns whether one is.
+    #[inline(never)]
+    fn meet_shadows(&mut self, first: usize, attributes: &Attributes<'_>) -> bool {
+        let Some(book) = &mut self.book else { return false };
+        let (policy, now_ms) = (&self.policy, self.now.mono_ms);
+        let mut is_followed = false;
+        for one in &self.applied[first..] {
+            let Some(tag) = &policy.cards[one.rule as usize].shadow else { continue };
+            is_followed = true;
+            let name = |out: &mut Vec<u8>| policy.snapshot.encode_identity(one.rule, attributes, out);
+            book.get_mut().meet(tag, one.key, now_ms, name);
+        }
+        is_followed
     }
 
     /// A throttle call: its bucket is named by the key and the dialect, its rate comes with the call.
@@ -647,7 +692,7 @@ impl Engine {
         }
         let now_ms = self.now.mono_ms;
         let moment = Moment { now_ms, fill_ms_max: self.longest_fill.at(now_ms) };
-        let tally = RuleTally { counters: &self.counters, cards: &self.policy.cards };
+        let tally = RuleTally { counters: &self.counters, cards: &self.policy.cards, book: self.book.as_ref(), now_ms };
         let ground = Ground { snapshot: &self.policy.snapshot, table: &self.table, moment, tally: &tally };
         let mut desk = Desk {
             ground,

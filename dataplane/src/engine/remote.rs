@@ -125,8 +125,9 @@ impl Engine {
     ) {
         let Some(remote) = &mut self.remote else { return };
         let question = Question { conn, cost, now_us: self.now.mono_us, is_sampled };
-        let mut around =
-            Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now).with_heat(&mut self.heat);
+        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now)
+            .with_heat(&mut self.heat)
+            .with_book(self.book.as_ref());
         let asked = remote.store.ask(&mut around, &remote.redis, question, &self.applied[first..], attributes);
         self.applied.truncate(first);
         self.answered(conn, Asker::Check, asked);
@@ -229,8 +230,9 @@ impl Engine {
             self.applied.truncate(first);
             return None;
         }
-        let mut around =
-            Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now).with_heat(&mut self.heat);
+        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now)
+            .with_heat(&mut self.heat)
+            .with_book(self.book.as_ref());
         let applied = &self.applied[first..];
         let write = |identity: &mut Vec<u8>| head.write(value, identity);
         let asked = remote.store.ask_known(&mut around, &remote.redis, question, applied, write);
@@ -249,8 +251,9 @@ impl Engine {
     ) {
         let Some(remote) = &mut self.remote else { return };
         let question = Question { conn, cost: call.cost, now_us: self.now.mono_us, is_sampled };
-        let mut around =
-            Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now).with_heat(&mut self.heat);
+        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now)
+            .with_heat(&mut self.heat)
+            .with_book(self.book.as_ref());
         let bucket = ThrottleBucket { family: dialect.family(), key: call.key, hash, rate: call.rate };
         let asked = remote.store.throttle(&mut around, &remote.redis, question, &bucket);
         self.answered(conn, Asker::Throttle(dialect), asked);
@@ -345,8 +348,9 @@ impl Engine {
 
     fn with_remote(&mut self, act: impl FnOnce(&mut Redis, &mut Store, &mut Surroundings<'_>)) {
         let Some(Remote { redis, store }) = &mut self.remote else { return };
-        let mut around =
-            Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now).with_heat(&mut self.heat);
+        let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now)
+            .with_heat(&mut self.heat)
+            .with_book(self.book.as_ref());
         act(redis, store, &mut around);
     }
 

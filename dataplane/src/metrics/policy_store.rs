@@ -18,6 +18,9 @@ pub(super) struct PolicyStoreSnapshot {
     is_refused: bool,
     kept: [(&'static str, u64); 2],
     keep_failing: bool,
+    shadow_batches: [(&'static str, u64); 2],
+    shadow_rows_waiting: u64,
+    shadow_identities_dropped: u64,
 }
 
 impl PolicyStoreSnapshot {
@@ -35,6 +38,9 @@ impl PolicyStoreSnapshot {
             is_refused: process.reloads.refusal.load().is_some(),
             kept: [("written", status.kept.value()), ("failed", status.keep_failures.value())],
             keep_failing: status.keep_problem.load().is_some(),
+            shadow_batches: [("arrived", status.shadow_batches.value()), ("failed", status.shadow_failures.value())],
+            shadow_rows_waiting: status.shadow_waiting.load(Relaxed),
+            shadow_identities_dropped: process.shadow.as_ref().map_or(0, |exchange| exchange.dropped.load(Relaxed)),
         }
     }
 }
@@ -62,6 +68,13 @@ impl Collector for PolicyStoreSnapshot {
         let kept = self.kept.iter().map(|&(outcome, count)| one("outcome", outcome, count));
         counters(out, ("policy_last_good_writes", help, None), kept)?;
         let help = "1 while the policy in force could not be written to disk";
-        gauges(out, ("policy_last_good_failing", help, None), [(UNLABELLED, flag(self.keep_failing))])
+        gauges(out, ("policy_last_good_failing", help, None), [(UNLABELLED, flag(self.keep_failing))])?;
+        let help = "Batches of what shadow rules saw that the policy store has, or could not be told";
+        let batches = self.shadow_batches.iter().map(|&(outcome, count)| one("outcome", outcome, count));
+        counters(out, ("shadow_batches", help, None), batches)?;
+        let help = "Rows of what shadow rules saw that wait for the policy store";
+        gauges(out, ("shadow_rows_waiting", help, None), [(UNLABELLED, self.shadow_rows_waiting as f64)])?;
+        let help = "Identities that shadow rules saw and that found no place, or lost it; totals are not affected";
+        counters(out, ("shadow_identities_dropped", help, None), [(UNLABELLED, self.shadow_identities_dropped)])
     }
 }

@@ -113,7 +113,7 @@ fn apply(shared: &Shared, stored: &StoredPolicy, rows: &[Row], force: &mut Force
         let why = "the policy store has no rules, and would allow everything; to mean that, make one rule with mode = \"off\"";
         return refuse(why.into());
     }
-    match force.compile(next.policy()) {
+    match force.compile_stored(&next) {
         Ok(compiled) => {
             force.put(compiled, &shared.process);
             reloads.refusal.store(None);

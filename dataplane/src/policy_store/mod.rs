@@ -15,6 +15,7 @@ mod fetch;
 mod hear;
 mod keep;
 pub mod schedule;
+mod shadow;
 mod signal;
 pub mod status;
 
@@ -89,7 +90,7 @@ impl Follower {
     ) -> Result<Self, FollowError> {
         let config = connection(settings)?;
         let stored = settings.last_good.as_deref().and_then(from_disk).unwrap_or_default();
-        let force = match Force::new(stored.policy(), seed, local, rules_max) {
+        let force = match Force::of_store(&stored, seed, local, rules_max) {
             Ok(force) => return Ok(Self { force, config, stored }),
             Err(error) => {
                 tracing::error!("the last good policy cannot be put in force, starting without it: {error}");
@@ -177,6 +178,8 @@ struct Shared {
     sooner: Signal,
     /// There is another policy to keep on disk.
     to_keep: Signal,
+    /// The end has come.
+    leaving: Signal,
     /// The newest policy that is in force.
     stored: RefCell<Arc<StoredPolicy>>,
     is_stopping: Cell<bool>,
@@ -239,6 +242,7 @@ pub(crate) fn start(
                 schedule: RefCell::new(schedule),
                 sooner: Signal::default(),
                 to_keep: Signal::default(),
+                leaving: Signal::default(),
                 stored: RefCell::new(Arc::new(stored)),
                 is_stopping: Cell::new(false),
             });
@@ -246,7 +250,10 @@ pub(crate) fn start(
             let _keep = glommio::spawn_local(keep::run(Rc::clone(&shared)));
             let _notify = glommio::spawn_local(hear::by_notify(Rc::clone(&shared)));
             let _redis = glommio::spawn_local(hear::by_redis(Rc::clone(&shared)));
+            let reporter = glommio::spawn_local(shadow::run(Rc::clone(&shared)));
             follow(shared, force).await;
+            // What the cores wrote down last; they have ended.
+            reporter.await;
         })
         .map_err(|error| failed(error.to_string()))?;
     Ok((handle, orders))
@@ -258,6 +265,7 @@ async fn obey(shared: Rc<Shared>, orders: Arc<Orders>) {
         if orders.stop.load(Ordering::Acquire) {
             shared.is_stopping.set(true);
             shared.sooner.set();
+            shared.leaving.set();
         }
         if orders.fetch.swap(false, Ordering::AcqRel) {
             shared.pushed();

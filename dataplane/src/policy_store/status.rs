@@ -39,6 +39,14 @@ pub struct Status {
     pub keep_failures: Counter,
     /// Why the last good policy is not on disk, if it is not.
     pub keep_problem: ArcSwapOption<String>,
+    /// Batches of what shadow rules saw that the store has.
+    pub shadow_batches: Counter,
+    /// Times that a batch could not be told.
+    pub shadow_failures: Counter,
+    /// Rows of what shadow rules saw that wait for the store.
+    pub shadow_waiting: AtomicU64,
+    /// Why the store is not told what shadow rules saw, if it is not.
+    pub shadow_problem: ArcSwapOption<String>,
     /// Rows that PostgreSQL sent, over all fetches.
     pub rows: Counter,
     /// How long the last fetch that brought another policy took: asking, compiling.
@@ -76,6 +84,10 @@ impl Status {
             kept: Counter::default(),
             keep_failures: Counter::default(),
             keep_problem: ArcSwapOption::empty(),
+            shadow_batches: Counter::default(),
+            shadow_failures: Counter::default(),
+            shadow_waiting: AtomicU64::new(0),
+            shadow_problem: ArcSwapOption::empty(),
             rows: Counter::default(),
             last_change_us: Default::default(),
         }
@@ -124,6 +136,12 @@ impl Status {
             "last_change_fetch_ms": self.last_change_us[0].load(Relaxed) as f64 / 1000.0,
             "last_change_compile_ms": self.last_change_us[1].load(Relaxed) as f64 / 1000.0,
             "pushes": pushes,
+            "shadow": {
+                "batches": self.shadow_batches.value(),
+                "failures": self.shadow_failures.value(),
+                "rows_waiting": self.shadow_waiting.load(Relaxed),
+                "problem": text(&self.shadow_problem),
+            },
             "last_good": {
                 "written": self.kept.value(),
                 "failures": self.keep_failures.value(),

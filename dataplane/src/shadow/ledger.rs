@@ -85,7 +85,7 @@ impl Ledger {
 
     /// Whether nothing was counted.
     pub fn is_empty(&self) -> bool {
-        self.totals.is_empty()
+        self.totals.iter().all(|total| total.checks == 0)
     }
 
     /// Identities that lost their place, and checks of such as found none.
@@ -116,7 +116,9 @@ impl Ledger {
     pub(super) fn meet(&mut self, tag: &Arc<Tag>, key: u64, now_ms: u64, name: impl FnOnce(&mut Vec<u8>)) {
         let key = place_key(tag, key);
         let set = self.set(key);
-        if self.places[set..set + WAYS].iter().any(|place| place.key == key) {
+        if let Some(place) = self.places[set..set + WAYS].iter_mut().find(|place| place.key == key) {
+            // It may have been carried over; and it is to be carried over again while this check waits for its answer.
+            (place.first_ms, place.last_ms) = (place.first_ms.min(now_ms), place.last_ms.max(now_ms));
             return;
         }
         // A newcomer takes a free place, or that of who was never denied and came last the longest ago. Whoever was denied keeps
@@ -126,7 +128,7 @@ impl Ledger {
             (place.key != 0, place.denied, place.last_ms)
         });
         let Some(at) = worst else { return };
-        if self.places[at].key != 0 {
+        if self.places[at].key != 0 && self.places[at].checks > 0 {
             self.dropped += 1;
             if self.places[at].denied > 0 {
                 return;
@@ -154,7 +156,25 @@ impl Ledger {
         if let Some(place) = self.places[set..set + WAYS].iter_mut().find(|place| place.key == key) {
             place.checks += 1;
             place.denied += denied;
+            place.first_ms = place.first_ms.min(now_ms);
             place.last_ms = place.last_ms.max(now_ms);
+        }
+    }
+
+    /// Takes over the identities that were met lately, with nothing counted: the answers to some of their checks are still
+    /// to come, and are counted here.
+    pub(super) fn carry(&mut self, from: &Self, since_ms: u64) {
+        for (at, place) in from.places.iter().enumerate() {
+            let Some(total) = from.totals.get(place.total as usize) else { continue };
+            if place.key == 0 || place.last_ms < since_ms {
+                continue;
+            }
+            let total = self.total(&total.tag);
+            // Both have as many places, so an identity has the same ones.
+            if let Some(here) = self.places.get_mut(at) {
+                here.clone_from(place);
+                (here.total, here.checks, here.denied, here.first_ms) = (total, 0, 0, u64::MAX);
+            }
         }
     }
 
@@ -223,6 +243,22 @@ mod tests {
         assert_eq!((first.first_ms, first.last_ms), (100, 109));
         ledger.clear();
         assert!(ledger.is_empty() && figures(&ledger).is_empty());
+    }
+
+    #[test]
+    fn an_answer_that_comes_after_the_page_was_turned_finds_its_identity() {
+        let (mut old, mut new, one) = (Ledger::new(64), Ledger::new(64), tag(1));
+        check(&mut old, &one, 1, false, 1_000);
+        check(&mut old, &one, 2, false, 5_000);
+        old.meet(&one, 3, 9_000, |name| name.extend(b"key=3"));
+        new.carry(&old, 5_000);
+        assert!(new.is_empty() && figures(&new).is_empty());
+        new.count(&one, 3, true, 9_010);
+        new.count(&one, 1, false, 9_020);
+        assert_eq!(figures(&new), [("r1".to_owned(), "key=3".to_owned(), 1, 1)], "1 was not met lately");
+        let (_, three) = new.identities().next().unwrap();
+        assert_eq!((three.first_ms, three.last_ms), (9_010, 9_010));
+        assert_eq!(new.totals().map(|total| total.checks).sum::<u64>(), 2);
     }
 
     #[test]

@@ -23,6 +23,8 @@ use crate::clock::Now;
 
 /// Milliseconds of an hour.
 pub const HOUR_MS: i64 = 3_600_000;
+/// How long the answer to a check may be on its way: the longest deadline that can be set, and some.
+const CARRY_MS: u64 = 2_000;
 /// Ledgers for each core: the one that it writes, and others on their way to the store and back.
 const LEDGERS_PER_CORE: usize = 3;
 
@@ -113,7 +115,7 @@ impl Book {
 
     #[cold]
     fn turn_page(&mut self, now: Now) {
-        if self.ledger.is_empty() || self.seal() {
+        if self.ledger.is_empty() || self.seal(now.mono_ms) {
             let to_the_hour = HOUR_MS - now.unix_ms.rem_euclid(HOUR_MS);
             self.ledger.hour_unix_ms = now.unix_ms - now.unix_ms.rem_euclid(HOUR_MS);
             self.seal_at_ms = now.mono_ms + self.exchange.flush_ms.min(to_the_hour.unsigned_abs());
@@ -122,9 +124,10 @@ impl Book {
     }
 
     /// Hands the ledger over, if there is another one to go on with.
-    fn seal(&mut self) -> bool {
+    fn seal(&mut self, now_ms: u64) -> bool {
         let Some(spare) = self.exchange.spare.pop() else { return false };
         let written = std::mem::replace(&mut self.ledger, spare);
+        self.ledger.carry(&written, now_ms.saturating_sub(CARRY_MS));
         self.exchange.dropped.fetch_add(written.dropped(), Relaxed);
         // There is room for every ledger that exists.
         let _ = self.exchange.sealed.push(written);
@@ -135,7 +138,7 @@ impl Book {
 impl Drop for Book {
     fn drop(&mut self) {
         if !self.ledger.is_empty() {
-            self.seal();
+            self.seal(u64::MAX);
         }
     }
 }

@@ -30,7 +30,7 @@ pub mod shards;
 mod tables;
 pub mod wire;
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{cell::RefCell, collections::VecDeque, sync::Arc};
 
 use policy_sync::{
     identity,
@@ -65,6 +65,7 @@ use crate::{
     },
     metrics::counters::CoreCounters,
     policy::{LoadedPolicy, LocalTerms, RuleCard},
+    shadow::Book,
 };
 
 /// What a core's store is allowed; settings.
@@ -224,6 +225,8 @@ pub struct Surroundings<'a> {
     pub now_us: u64,
     /// What is told who answered the checks that are sampled.
     pub heat: Option<&'a mut Heat>,
+    /// Where it is written down what shadow rules see.
+    pub book: Option<&'a RefCell<Book>>,
 }
 
 impl<'a> Surroundings<'a> {
@@ -235,7 +238,7 @@ impl<'a> Surroundings<'a> {
         counters: &'a CoreCounters,
         now: Now,
     ) -> Self {
-        Self { table, table_counts, counters, now_ms: now.mono_ms, now_us: now.mono_us, heat: None }
+        Self { table, table_counts, counters, now_ms: now.mono_ms, now_us: now.mono_us, heat: None, book: None }
     }
 
     /// The same with a heat.
@@ -243,6 +246,14 @@ impl<'a> Surroundings<'a> {
     #[must_use]
     pub fn with_heat(mut self, heat: &'a mut Heat) -> Self {
         self.heat = Some(heat);
+        self
+    }
+
+    /// The same with a book, if there is one.
+    #[inline]
+    #[must_use]
+    pub fn with_book(mut self, book: Option<&'a RefCell<Book>>) -> Self {
+        self.book = book;
         self
     }
 
@@ -271,6 +282,14 @@ impl<'a> Surroundings<'a> {
 
     fn count(&self, policy: &LoadedPolicy, rule: u32, reason: Reason) {
         self.counters.rule(policy.cards[rule as usize].slot, reason).add(1);
+    }
+
+    /// Counts what a shadow rule said of a check, by its key in [`Applied`].
+    fn count_shadow(&self, policy: &LoadedPolicy, rule: u32, key: u64, passes: bool) {
+        self.count(policy, rule, if passes { Reason::ShadowAllowed } else { Reason::ShadowDenied });
+        if let (Some(book), Some(tag)) = (self.book, &policy.cards[rule as usize].shadow) {
+            book.borrow_mut().count(tag, key, !passes, self.now_ms);
+        }
     }
 
     /// Counts for the rules of these buckets that they let a check pass.
@@ -690,8 +709,8 @@ impl Store {
             // A shadow rule's: one bucket, one count.
             let passes =
                 if takes { fits && deal.take(cost) } else { replies[0].remaining.saturating_add(left) >= cost };
-            let reason = if passes { Reason::ShadowAllowed } else { Reason::ShadowDenied };
-            around.count(policy, group.buckets[0].rule, reason);
+            let bucket = &group.buckets[0];
+            around.count_shadow(policy, bucket.rule, bucket.local_key, passes);
             self.tables.release_part(part);
             return;
         };
@@ -915,7 +934,7 @@ impl Desk<'_> {
                     around.count(self.policy, one.rule, Reason::Exempt);
                 }
                 (Mode::Shadow, Grant::Limit(_)) => shadows = true,
-                (Mode::Shadow, Grant::Deny) => around.count(self.policy, one.rule, Reason::ShadowDenied),
+                (Mode::Shadow, Grant::Deny) => around.count_shadow(self.policy, one.rule, one.key, false),
                 (Mode::Shadow, Grant::Exempt) => around.count(self.policy, one.rule, Reason::Exempt),
                 (Mode::Off, _) => {}
             }
@@ -1305,11 +1324,11 @@ impl Desk<'_> {
             }
             let want = self.want(one, rate, question.cost);
             if self.hot.rejection(want.bucket_key(), &want.rate, want.cost, question.now_us).is_some() {
-                around.count(self.policy, one.rule, Reason::ShadowDenied);
+                around.count_shadow(self.policy, one.rule, one.key, false);
                 continue;
             }
             if want.one_in > 1 && self.chance.below(want.one_in) > 0 {
-                around.count(self.policy, one.rule, Reason::ShadowAllowed);
+                around.count_shadow(self.policy, one.rule, one.key, true);
                 continue;
             }
             let (cost, want) = (want.cost, Want { lease: Lease::Off, ..want });

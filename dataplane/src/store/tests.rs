@@ -189,6 +189,7 @@ impl Rig {
             now_ms: self.now_us / 1000,
             now_us: self.now_us,
             heat: None,
+            book: None,
         };
         self.fake.now_us = self.now_us;
         (&mut self.store, &mut self.fake, around)
