@@ -262,7 +262,7 @@ pub struct ServeArgs {
     #[arg(long, env = "SLUICE_ADMIN_LISTEN", default_value = "127.0.0.1:8490")]
     pub listen: SocketAddr,
     /// Redis that gateways hear new versions from, as their config has it; repeat it for seeds. Without it they hear NOTIFY.
-    #[arg(long, env = "SLUICE_ADMIN_REDIS", value_name = "URL", value_delimiter = ' ', hide_env_values = true)]
+    #[arg(long, env = "SLUICE_ADMIN_REDIS", value_name = "URL", value_delimiter = ',', hide_env_values = true)]
     pub redis: Vec<String>,
     /// File with the password of Redis, in place of the URL's.
     #[arg(long, env = "SLUICE_ADMIN_REDIS_PASSWORD_FILE", value_name = "FILE")]

@@ -2,7 +2,7 @@
 
 use std::{
     error::Error,
-    io::{self, Write},
+    io::{self, IsTerminal, Write},
     process::ExitCode,
     time::Duration,
 };
@@ -53,7 +53,8 @@ fn on_runtime(work: impl Future<Output = Result<(), Box<dyn Error>>>) -> Result<
 
 fn log(args: &ServeArgs) {
     let filter = tracing_subscriber::EnvFilter::new("info,tokio_postgres=warn");
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
     if args.log_format == "json" {
         log.json().init();
     } else {
