@@ -34,6 +34,10 @@ pub struct Rig {
 struct NoFacts;
 
 impl Facts for NoFacts {
+    fn is_serving(&self) -> bool {
+        true
+    }
+
     fn info(&self) -> String {
         String::new()
     }

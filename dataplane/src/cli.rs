@@ -15,7 +15,7 @@ use clap::{
 };
 
 use crate::{
-    config::{self, ConfigError, Cores, LogFormat, Settings},
+    config::{self, ConfigError, Cores, Listen, LogFormat, Settings},
     listener::TransportChoice,
     resp::command::is_attribute_name,
 };
@@ -28,6 +28,8 @@ Examples:
   sluice explain path=/v1/login method=POST key=ak_1
                                            which rules apply to a request, and why not the others
   sluice hot                               which keys are asked for most, as they come
+  sluice import envoy-ratelimit config.yaml --output policy.toml
+                                           a policy of the rules of Envoy's ratelimit service
 
 Precedence: flag, environment variable, config file, default. sluice.toml documents every setting.
 Signals: SIGHUP reads the policy again; SIGTERM and SIGINT leave (a second one at once).
@@ -49,7 +51,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve checks (the default).
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Say everything that is wrong with a config file or a policy file.
     CheckConfig {
         /// The file; which of the two it is shows from its content.
@@ -72,6 +74,36 @@ pub enum Command {
     },
     /// Show the keys that a running server is asked for most, live.
     Hot(HotArgs),
+    /// Make a policy of the rules of another rate limiter.
+    Import {
+        /// Which limiter the files are for.
+        #[command(subcommand)]
+        from: ImportFrom,
+    },
+}
+
+/// Whose rules are imported.
+#[derive(Clone, Debug, Subcommand)]
+pub enum ImportFrom {
+    /// Take the YAML configuration of envoyproxy/ratelimit, Envoy's rate limit service.
+    ///
+    /// What Sluice cannot express is listed on standard error with file and line; then no policy is written, and the exit
+    /// code is 1. What changes no verdict is noted there, and the exit code stays 0.
+    EnvoyRatelimit(ImportArgs),
+}
+
+/// What is imported, and where it goes.
+#[derive(Args, Clone, Debug)]
+pub struct ImportArgs {
+    /// The files, one for each domain, as the service reads them.
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Where the policy is written; left out: standard output.
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// The list of problems and notes, on standard error, as JSON for programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What `hot` shows, and of which server.
@@ -126,6 +158,12 @@ pub struct ServeArgs {
     /// described at postgres.url in sluice.toml.
     #[arg(long, env = "SLUICE_POSTGRES", value_name = "URL", hide_env_values = true)]
     pub postgres: Option<String>,
+    /// TCP address of the HTTP face, or `off` [default: 127.0.0.1:8390].
+    #[arg(long, env = "SLUICE_LISTEN_HTTP", value_name = "ADDR")]
+    pub listen_http: Option<Listen>,
+    /// TCP address of the gRPC face (Envoy's rate limit service), or `off` [default: 127.0.0.1:8391].
+    #[arg(long, env = "SLUICE_LISTEN_GRPC", value_name = "ADDR")]
+    pub listen_grpc: Option<Listen>,
     /// Address of the ops port [default: 127.0.0.1:9390].
     #[arg(long, env = "SLUICE_LISTEN_OPS", value_name = "ADDR", value_parser = address)]
     pub listen_ops: Option<SocketAddr>,
@@ -256,6 +294,8 @@ impl ServeArgs {
             settings.redis.urls = args.redis;
         }
         settings.postgres.url = args.postgres.or(settings.postgres.url);
+        settings.http.listen = args.listen_http.unwrap_or(settings.http.listen);
+        settings.grpc.listen = args.listen_grpc.unwrap_or(settings.grpc.listen);
         settings.ops.listen = args.listen_ops.unwrap_or(settings.ops.listen);
         settings.transport.kind = args.transport.unwrap_or(settings.transport.kind);
         settings.log.level = args.log_level.unwrap_or(settings.log.level);

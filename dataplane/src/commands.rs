@@ -1,6 +1,7 @@
-//! The commands that do not serve: `check-config` and `explain`.
+//! The commands that do not serve: `check-config` and `explain`; `hot` and `import` have modules of their own.
 
 pub mod hot;
+pub mod import;
 
 use std::{
     fmt,

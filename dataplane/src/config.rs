@@ -16,8 +16,10 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     str::FromStr,
+    sync::Arc,
 };
 
+use ipnet::IpNet;
 use serde::{
     Deserialize, Deserializer, Serialize,
     de::{self, SeqAccess, Visitor},
@@ -31,7 +33,15 @@ pub use self::{
 use policy_sync::model::OnFailure;
 
 use crate::{
-    hot::HotSettings, limits::CORES_MAX, listener::TransportChoice, policy::LocalTerms, store::breaker::BreakerSettings,
+    hot::HotSettings,
+    limits::CORES_MAX,
+    listener::TransportChoice,
+    policy::LocalTerms,
+    store::breaker::BreakerSettings,
+    web::{
+        peers::Peers,
+        settings::{ForwardAuth, HeaderStyle, WebSettings},
+    },
 };
 
 /// The largest config file, in bytes: 1 MiB.
@@ -58,6 +68,10 @@ pub struct Settings {
     pub hot: HotSettings,
     /// The RESP face.
     pub resp: Resp,
+    /// The HTTP face.
+    pub http: Http,
+    /// The gRPC face.
+    pub grpc: Grpc,
     /// Bounds.
     pub limits: Limits,
     /// How bytes move between sockets and engine.
@@ -171,6 +185,89 @@ pub struct Resp {
     pub output_backlog_bytes: usize,
 }
 
+/// Where a face listens: an address, or `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listen(pub Option<SocketAddr>);
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        let wrong = |error| format!("{error} ({ADDRESS_HINT}, or \"off\")");
+        text.parse().map(|address| Self(Some(address))).map_err(wrong)
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(address) => address.fmt(f),
+            None => f.write_str("off"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Listen {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+impl Serialize for Listen {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Settings of the HTTP face; its limits hold for gRPC, too.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Http {
+    /// The TCP address of `/v1/check` and `/v1/forward-auth`.
+    pub listen: Listen,
+    /// A file with the token that requests must bring along; absent means none.
+    pub token_file: Option<PathBuf>,
+    /// Which headers tell a client about its limit.
+    pub headers: HeaderStyle,
+    /// Bytes of a request's head.
+    pub head_bytes_max: usize,
+    /// Bytes of a request's body.
+    pub body_bytes_max: usize,
+    /// Checks of one request.
+    pub checks_max: usize,
+    /// Requests that an HTTP/2 connection may have in hand.
+    pub streams_max: u32,
+    /// How long a request may take to come.
+    pub request_timeout_ms: u64,
+    /// How long a connection may be without a request; 0 means for ever.
+    pub idle_timeout_ms: u64,
+    /// Proxies whose word is taken for a client's address.
+    pub trusted_proxies: Vec<IpNet>,
+    /// The header in which they give it.
+    pub client_address_header: String,
+    /// IPv6 addresses with so many leading bits in common are one client.
+    pub ipv6_prefix_bits: u8,
+    /// Where forward-auth finds attributes.
+    pub forward_auth: ForwardAuth,
+}
+
+/// Settings of the gRPC face.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Grpc {
+    /// The TCP address of Envoy's rate limit service.
+    pub listen: Listen,
+    /// A request with a descriptor over its limit takes from the others all the same, as the reference does.
+    pub count_all: bool,
+    /// Descriptors may give back (`is_negative_hits`).
+    pub allow_refunds: bool,
+    /// Which headers Envoy is to add to its answer.
+    pub headers: HeaderStyle,
+}
+
 /// Bounds of the process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -254,6 +351,8 @@ impl Default for Settings {
             shadow: Shadow::default(),
             hot: HotSettings::default(),
             resp: Resp::default(),
+            http: Http::default(),
+            grpc: Grpc::default(),
             limits: Limits::default(),
             transport: Transport::default(),
             ops: Ops::default(),
@@ -347,6 +446,68 @@ impl Default for Resp {
             arg_bytes_max: 16 * 1024,
             request_bytes_max: 64 * 1024,
             output_backlog_bytes: 1024 * 1024,
+        }
+    }
+}
+
+impl Default for Http {
+    fn default() -> Self {
+        Self {
+            listen: Listen(Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 8390)))),
+            token_file: None,
+            headers: HeaderStyle::Draft10,
+            head_bytes_max: 16 * 1024,
+            body_bytes_max: 64 * 1024,
+            checks_max: 64,
+            streams_max: 256,
+            request_timeout_ms: 10_000,
+            idle_timeout_ms: 3_900_000,
+            trusted_proxies: LOOPBACK.map(IpNet::from).to_vec(),
+            client_address_header: "x-forwarded-for".into(),
+            ipv6_prefix_bits: 64,
+            forward_auth: ForwardAuth::default(),
+        }
+    }
+}
+
+/// Networks of this host alone.
+const LOOPBACK: [IpNet; 2] = [
+    IpNet::new_assert(std::net::IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), 8),
+    IpNet::new_assert(std::net::IpAddr::V6(std::net::Ipv6Addr::LOCALHOST), 128),
+];
+
+impl Default for Grpc {
+    fn default() -> Self {
+        Self {
+            listen: Listen(Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 8391)))),
+            count_all: false,
+            allow_refunds: false,
+            headers: HeaderStyle::None,
+        }
+    }
+}
+
+impl Http {
+    /// What the web faces of a core are allowed and told.
+    pub fn web(&self, grpc: &Grpc, token: Option<Arc<str>>) -> WebSettings {
+        WebSettings {
+            token,
+            head_bytes_max: self.head_bytes_max,
+            body_bytes_max: self.body_bytes_max,
+            checks_max: self.checks_max,
+            streams_max: self.streams_max,
+            request_timeout_ms: self.request_timeout_ms,
+            idle_timeout_ms: self.idle_timeout_ms,
+            headers: self.headers,
+            peers: Peers {
+                trusted: self.trusted_proxies.clone(),
+                header: self.client_address_header.to_ascii_lowercase(),
+                ipv6_prefix_bits: self.ipv6_prefix_bits,
+            },
+            forward_auth: self.forward_auth.clone(),
+            count_all: grpc.count_all,
+            allow_refunds: grpc.allow_refunds,
+            grpc_headers: grpc.headers,
         }
     }
 }

@@ -15,8 +15,8 @@ use crate::{
 /// Files of the process beside connections: logs, the control executor, the file watch, what a scrape reads, room to spare.
 const FILES_OF_PROCESS: u64 = 128;
 /// Files of each core: its listeners, glommio's rings, our ring, eventfds, of which ten were counted; the copy that each
-/// sleep makes of the doorbell; and the sockets that were accepted, two listeners' worth, and not yet refused.
-const FILES_PER_CORE: u64 = 32;
+/// sleep makes of the doorbell; and the sockets that were accepted, four listeners' worth, and not yet refused.
+const FILES_PER_CORE: u64 = 50;
 
 /// The process may not open enough files to do anything.
 #[derive(Debug, Error)]

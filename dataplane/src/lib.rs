@@ -5,14 +5,15 @@
 //! 1. `listener`: sockets to bytes and back, one driver per core.
 //! 2. [`engine`]: bytes to requests to verdicts to bytes, on one core, without a socket.
 //! 3. [`resp`]: the protocol.
-//! 4. [`decision`]: from the rules that apply to one verdict.
-//! 5. [`buckets`]: the state of the limits.
-//! 6. [`store`]: the same state in Redis, shared by all gateways, and what happens when it does not answer.
-//! 7. [`hot`]: what spares the store the checks whose answer is known.
-//! 8. [`heat`]: which buckets are asked for most, for people and for leases.
-//! 9. [`shadow`]: what shadow rules saw, and of whom.
-//! 10. [`policy`]: the policy in force, and how a new one replaces it.
-//! 11. [`control`] and [`policy_store`]: where a new one comes from, a file or the policy store.
+//! 4. [`web`]: HTTP and gRPC, over the same transports and to the same decision.
+//! 5. [`decision`]: from the rules that apply to one verdict.
+//! 6. [`buckets`]: the state of the limits.
+//! 7. [`store`]: the same state in Redis, shared by all gateways, and what happens when it does not answer.
+//! 8. [`hot`]: what spares the store the checks whose answer is known.
+//! 9. [`heat`]: which buckets are asked for most, for people and for leases.
+//! 10. [`shadow`]: what shadow rules saw, and of whom.
+//! 11. [`policy`]: the policy in force, and how a new one replaces it.
+//! 12. [`control`] and [`policy_store`]: where a new one comes from, a file or the policy store.
 
 pub mod buckets;
 pub mod chance;
@@ -36,7 +37,9 @@ pub mod policy;
 pub mod policy_store;
 mod prefetch;
 pub mod resp;
+mod secret;
 pub mod server;
 pub mod shadow;
 pub mod store;
 mod sync;
+pub mod web;

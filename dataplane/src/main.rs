@@ -2,7 +2,8 @@
 
 use std::{
     io::{self, Write},
-    net::Ipv4Addr,
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
     process::ExitCode,
     sync::mpsc,
 };
@@ -12,18 +13,19 @@ use signal_hook::{
     iterator::Signals,
 };
 use sluice::{
-    cli::{Cli, Command, HotArgs, ServeArgs},
+    cli::{Cli, Command, HotArgs, ImportArgs, ImportFrom, ServeArgs},
     clock::Clock,
     commands::{
         self, CommandError,
         hot::{self, HotError, Stop},
+        import::{self, ImportError},
     },
     config::{self, Log, LogFormat, Settings},
     control::{self, Control, Rules},
     listener::TransportChoice,
     log,
     policy_store::Follower,
-    server::{self, Process, Request},
+    server::{self, Process, Request, Secrets},
 };
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
             }
         }
         Some(Command::Hot(args)) => return show_hot(&args),
+        Some(Command::Import { from: ImportFrom::EnvoyRatelimit(args) }) => return import_rules(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -64,6 +67,19 @@ fn show_hot(args: &HotArgs) -> ExitCode {
     match outcome {
         Err(HotError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Makes a policy of another limiter's rules.
+fn import_rules(args: &ImportArgs) -> ExitCode {
+    match import::envoy_ratelimit(args, &mut io::stdout().lock(), &mut io::stderr().lock()) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads has seen enough.
+        Err(ImportError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             complain(&error);
             ExitCode::FAILURE
@@ -106,8 +122,14 @@ fn serve(args: &ServeArgs) -> ExitCode {
 }
 
 fn serve_with(mut settings: Settings) -> Outcome {
-    let wrong = |error| format!("resp.password_file {error}");
-    let password = settings.resp.password_file.as_deref().map(config::read_password).transpose().map_err(wrong)?;
+    let read = |setting: &str, path: &Option<PathBuf>| {
+        let wrong = |error| format!("{setting} {error}");
+        path.as_deref().map(config::read_password).transpose().map_err(wrong)
+    };
+    let secrets = Secrets {
+        password: read("resp.password_file", &settings.resp.password_file)?,
+        token: read("http.token_file", &settings.http.token_file)?,
+    };
     settings.check_memory()?;
     sluice::files::check_locked_memory()?;
     sluice::files::fit(&mut settings)?;
@@ -127,7 +149,7 @@ fn serve_with(mut settings: Settings) -> Outcome {
             }
         }
     })?;
-    server::run(settings, password.as_ref(), rules, &requests, announce)?;
+    server::run(settings, &secrets, rules, &requests, announce)?;
     tracing::info!("left");
     Ok(())
 }
@@ -144,6 +166,11 @@ fn counts(process: &Process) -> String {
 }
 
 /// Says what is served where: to programs in the log, and to people, with one line to try, on standard output.
+/// Where a face listens, if it does.
+fn address(address: Option<SocketAddr>) -> String {
+    address.map_or_else(|| "off".into(), |address| address.to_string())
+}
+
 fn announce(process: &Process) {
     let (settings, loaded) = (&process.settings, process.policy.load());
     let transport = match process.transport {
@@ -158,7 +185,8 @@ fn announce(process: &Process) {
     let (version, rules) = (loaded.policy.version, loaded.policy.rules.len());
     let unix = settings.resp.listen_unix.as_deref().map(|path| path.display().to_string());
     let counts = counts(process);
-    tracing::info!(%resp, unix, %ops, cpus, transport, counts, policy = source, policy_version = version, rules, "serving");
+    let (http, grpc) = (address(process.http_address), address(process.grpc_address));
+    tracing::info!(%resp, unix, %http, %grpc, %ops, cpus, transport, counts, policy = source, policy_version = version, rules, "serving");
     if settings.log.format == LogFormat::Json {
         return;
     }
@@ -170,7 +198,7 @@ fn announce(process: &Process) {
     let password = settings.resp.password_file.as_deref();
     let password = password.map(|path| format!(" -a \"$(cat {})\"", path.display())).unwrap_or_default();
     let text = format!(
-        "sluice {program} serves RESP on {resp}{unix}, ops on http://{ops}\n\
+        "sluice {program} serves RESP on {resp}{unix}, HTTP on {http}, gRPC on {grpc}, ops on http://{ops}\n\
          cores {cpus} ({transport} transport)\n\
          counts in {counts}\n\
          policy: {source}, version {version} with {rules} rules\n\

@@ -3,11 +3,14 @@
 //! A new policy replaces the old as a whole. Each core looks at the start of a wake-up and keeps what it found until
 //! the end of it, so no check sees two policies.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use arc_swap::ArcSwap;
 use policy_sync::{
-    model::{Hot, Lease, Limit, Mode, OnFailure, Policy, Rule},
+    model::{Hot, Lease, Limit, Mode, OnFailure, Pattern, Policy, Rule},
     rate::Rate,
     snapshot::{CompiledRule, Grant, Snapshot, compile::CompileError},
 };
@@ -33,6 +36,31 @@ pub struct LoadedPolicy {
     override_locals: Box<[Rate]>,
     /// By override: how its key is met where it is hot, if that is not as the rule says.
     override_meets: Box<[Option<Hot>]>,
+    /// The values of the attribute `domain` that rules ask for.
+    domains: Domains,
+}
+
+/// Which domains a policy knows: those of Envoy's requests become the attribute `domain`.
+#[derive(Default)]
+struct Domains {
+    exact: HashSet<Box<str>>,
+    prefixes: Vec<Box<str>>,
+    /// A rule applies whatever the domain is.
+    any: bool,
+}
+
+impl Domains {
+    fn of(policy: &Policy) -> Self {
+        let mut domains = Self::default();
+        for rule in policy.rules.iter().filter(|rule| rule.mode != Mode::Off) {
+            match rule.matches.get("domain") {
+                Some(Pattern::Exact(domain)) => drop(domains.exact.insert(domain.as_str().into())),
+                Some(Pattern::Prefix(prefix)) => domains.prefixes.push(prefix.as_str().into()),
+                Some(Pattern::Present) | None => domains.any = true,
+            }
+        }
+        domains
+    }
 }
 
 /// How the buckets are made that stand in, in this gateway's memory, while the store does not answer; settings.
@@ -222,7 +250,14 @@ impl LoadedPolicy {
         if written.into_iter().any(|hot| hot.split.is_some()) {
             parts::prepare();
         }
-        Ok((Self { snapshot, cards, override_locals, override_meets, policy }, reused))
+        let domains = Domains::of(&policy);
+        Ok((Self { snapshot, cards, override_locals, override_meets, domains, policy }, reused))
+    }
+
+    /// Whether any rule can apply to a request of this domain.
+    pub fn knows_domain(&self, domain: &str) -> bool {
+        let Domains { exact, prefixes, any } = &self.domains;
+        *any || exact.contains(domain) || prefixes.iter().any(|prefix| domain.starts_with(&**prefix))
     }
 
     /// What its shadow rules see is written down under these tags, by the rule's name.

@@ -26,7 +26,7 @@ use thiserror::Error;
 use crate::{
     buckets::BucketTable,
     clock::Clock,
-    config::{Cores, Settings, WithoutPolicy},
+    config::{Cores, Listen, Settings, WithoutPolicy},
     control::{self, Orders, Reloads, Rules},
     engine::{Engine, Facts, RespSettings, Shared},
     files::{self, TooFewFiles},
@@ -34,12 +34,12 @@ use crate::{
     lifecycle::{Lifecycle, Stage},
     limits::CORES_MAX,
     listener::{
-        Port, TransportChoice, TransportSettings,
+        Face, Port, TransportChoice, TransportSettings,
         park::Pulse,
         placement::{Gate, Placement},
         plain,
         ring::Driver,
-        sockets::{self, BindError, Doors, SocketFile},
+        sockets::{self, BindError, Bound, Doors, SocketFile},
     },
     metrics::{counters::CoreCounters, system},
     policy::PolicyInForce,
@@ -134,6 +134,10 @@ pub struct Process {
     pub settings: Settings,
     /// Where RESP is served.
     pub resp_address: std::net::SocketAddr,
+    /// Where HTTP is served, if it is.
+    pub http_address: Option<std::net::SocketAddr>,
+    /// Where gRPC is served, if it is.
+    pub grpc_address: Option<std::net::SocketAddr>,
     /// Where the ops port is served.
     pub ops_address: std::net::SocketAddr,
     /// By data core.
@@ -166,6 +170,15 @@ pub struct Process {
     pub clock: Clock,
 }
 
+/// What clients must know; never logged.
+#[derive(Clone, Default)]
+pub struct Secrets {
+    /// What AUTH must give.
+    pub password: Option<Arc<str>>,
+    /// What HTTP and gRPC requests must bring along.
+    pub token: Option<Arc<str>>,
+}
+
 /// What is counted outside the cores.
 #[derive(Debug)]
 pub struct Tallies {
@@ -184,7 +197,7 @@ impl Tallies {
 
 /// Serves until a [`Request::Leave`] comes, and has been carried out.
 ///
-/// `password` is what AUTH must give. `rules` reads and follows the policy. `ready` is told once everything listens. Where
+/// `rules` reads and follows the policy. `ready` is told once everything listens. Where
 /// the policy store has not answered yet, there is no last good policy, and `postgres.without_policy` is to wait, only the ops
 /// port is served until there is a policy.
 ///
@@ -193,7 +206,7 @@ impl Tallies {
 /// What keeps the server from starting; after that, only what no client can cause.
 pub fn run(
     mut settings: Settings,
-    password: Option<&Arc<str>>,
+    secrets: &Secrets,
     rules: Rules,
     requests: &mpsc::Receiver<Request>,
     ready: impl FnOnce(&Process),
@@ -209,12 +222,17 @@ pub fn run(
     let clock = Clock::start();
     let store = StorePlan::new(&settings.redis, &settings.hot, cpus.len(), rules.seed())?;
     let bound = sockets::bind(settings.resp.listen, cpus.len(), settings.resp.share_port)?;
+    let share = settings.resp.share_port;
+    let web = |listen: Listen| listen.0.map(|address| sockets::bind(address, cpus.len(), share)).transpose();
+    let (http, grpc) = (web(settings.http.listen)?, web(settings.grpc.listen)?);
     let ops = sockets::ops(settings.ops.listen)?;
     let system = |what| move |error| ServerError::System { what, error };
     let _ops_door = Doors::of([&ops]).map_err(system("ops listener"))?;
     let followed = policy_store(&settings, &rules, store.is_some());
     let process = Arc::new(Process {
         resp_address: bound.address(),
+        http_address: http.as_ref().map(Bound::address),
+        grpc_address: grpc.as_ref().map(Bound::address),
         ops_address: ops.local_addr().map_err(system("ops address"))?,
         counters: cpus.iter().map(|_| CoreCounters::new(settings.limits.rules_max)).collect(),
         placement: Arc::new(
@@ -249,18 +267,26 @@ pub fn run(
         orders.stop();
         return join_control(control, &orders, grace);
     }
-    let listeners = bound.listen()?;
-    // The cores close the RESP listeners, once these are empty. These are for an end that comes earlier.
-    let _doors = Doors::of(&listeners).map_err(system("RESP listener"))?;
+    let mut listeners = Vec::new();
+    for (face, bound) in [(Face::Resp, Some(bound)), (Face::Web, http), (Face::Web, grpc)] {
+        let Some(bound) = bound else { continue };
+        listeners.push((face, bound.listen()?));
+    }
+    // The cores close their listeners, once these are empty. These are for an end that comes earlier.
+    let all = listeners.iter().flat_map(|(_, listeners)| listeners);
+    let _doors = Doors::of(all).map_err(system("listener"))?;
     let settings = &process.settings.resp;
     let unix = settings.listen_unix.as_deref().map(|path| sockets::unix(path, settings.unix_mode)).transpose()?;
     let (unix, socket_file) = unix.unzip();
     let (mut pulses, mut cores, mut seats) = (Vec::new(), Vec::new(), Vec::new());
     let (up, started) = mpsc::channel();
     let (mut unix, mut socket_file) = (unix, socket_file);
-    for (core, listener) in listeners.into_iter().enumerate() {
-        let mut listening: Vec<OwnedFd> = vec![listener.into()];
-        listening.extend(unix.take().map(OwnedFd::from));
+    for core in 0..process.cpus.len() {
+        let mut listening: Vec<(OwnedFd, Face)> = Vec::new();
+        for (face, listeners) in &mut listeners {
+            listening.extend(listeners.pop().map(|listener| (listener.into(), *face)));
+        }
+        listening.extend(unix.take().map(|listener| (OwnedFd::from(listener), Face::Resp)));
         let pulse = Arc::new(Pulse::default());
         pulses.push(Arc::clone(&pulse));
         let (gate, socket_file) = (process.placement.gate(), socket_file.take());
@@ -269,7 +295,7 @@ pub fn run(
     drop(up);
     let mut shell = Shell { process: &process, pulses: &pulses, orders: &orders, running: &running, beats: 0 };
     let seated = seats.into_iter().try_for_each(|seat| {
-        cores.push(start_core(&process, &shared, password.cloned(), seat)?);
+        cores.push(start_core(&process, &shared, secrets, seat)?);
         Ok(())
     });
     // Every core reports once it listens; one that fails drops its end instead.
@@ -428,7 +454,7 @@ impl Shell<'_> {
 /// What one core starts with.
 struct Seat {
     core: usize,
-    listening: Vec<OwnedFd>,
+    listening: Vec<(OwnedFd, Face)>,
     gate: Gate,
     socket_file: Option<SocketFile>,
     pulse: Arc<Pulse>,
@@ -457,7 +483,7 @@ type CoreHandle = ExecutorJoinHandle<io::Result<()>>;
 fn start_core(
     process: &Arc<Process>,
     shared: &Shared,
-    password: Option<Arc<str>>,
+    secrets: &Secrets,
     seat: Seat,
 ) -> Result<CoreHandle, ServerError> {
     let settings = &process.settings;
@@ -471,7 +497,8 @@ fn start_core(
         lifecycle: Arc::clone(&process.lifecycle),
         clock: process.clock,
     };
-    let resp = resp_settings(settings, password);
+    let resp = resp_settings(settings, secrets.password.clone());
+    let web = settings.http.web(&settings.grpc, secrets.token.clone());
     let counters = Arc::clone(&process.counters[seat.core]);
     let shared = Shared {
         policy: Arc::clone(&shared.policy),
@@ -495,7 +522,7 @@ fn start_core(
             // glommio's first sleep may take tens of milliseconds; better now than for the first client.
             glommio::timer::sleep(Duration::from_nanos(1)).await;
             let heat = Heat::new(&process.settings.hot, &process.heat, port.core, shared.seed);
-            let mut engine = Engine::new(&shared, resp, counters, (port.core, cores)).with_heat(heat);
+            let mut engine = Engine::new(&shared, resp, counters, (port.core, cores)).with_heat(heat).with_web(web);
             if let Some(exchange) = &process.shadow {
                 engine = engine.with_book(shadow::Book::new(Arc::clone(exchange)));
             }
@@ -673,12 +700,24 @@ fn affinity() -> Option<Vec<usize>> {
     Some(cpus)
 }
 
+/// Where a face listens, for people.
+fn port(address: Option<std::net::SocketAddr>) -> String {
+    address.map_or_else(|| "off".into(), |address| address.port().to_string())
+}
+
 impl Facts for Process {
+    fn is_serving(&self) -> bool {
+        self.lifecycle.stage() == Stage::Serving
+    }
+
     fn ports(&self) -> String {
         format!(
             "This is the RESP port of Sluice, which speaks the Redis protocol: try redis-cli -p {resp}.\n\
-             HTTP is spoken on the ops port, {ops}: /healthz, /readyz, /v1/status and /metrics. Checks are not asked over HTTP.\n",
+             HTTP is spoken on port {http} (POST /v1/check, /v1/forward-auth), gRPC on port {grpc}, and on the ops port, {ops}, \
+             there are /healthz, /readyz, /v1/status and /metrics.\n",
             resp = self.resp_address.port(),
+            http = port(self.http_address),
+            grpc = port(self.grpc_address),
             ops = self.ops_address.port(),
         )
     }

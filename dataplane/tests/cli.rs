@@ -48,6 +48,8 @@ fn sluice(folder: &TempDir, words: &[&str]) -> Command {
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("SLUICE_")) {
         command.env_remove(name);
     }
+    // Whoever serves has free ports.
+    command.envs(["SLUICE_LISTEN_HTTP", "SLUICE_LISTEN_GRPC"].map(|name| (name, "127.0.0.1:0")));
     command.current_dir(folder.path()).args(words).stdin(Stdio::null());
     command
 }
@@ -79,7 +81,7 @@ fn help_tells_what_there_is() {
     for word in words {
         assert!(out.contains(word), "{word:?} in {out}");
     }
-    for command in ["serve", "check-config", "explain"] {
+    for command in ["serve", "check-config", "explain", "import"] {
         assert_eq!(run(&folder, &[command, "--help"]).0, 0);
     }
     assert_eq!(run(&folder, &["--version"]).1, format!("sluice {}\n", env!("CARGO_PKG_VERSION")));
@@ -99,6 +101,8 @@ fn what_cannot_be_meant_is_usage() {
         &["explain", "path"],
         &["explain", "Path=/a"],
         &["explain", "path=/a", "path=/b"],
+        &["import", "envoy-ratelimit"],
+        &["import", "nothing", "config.yaml"],
     ] {
         let (code, out, error) = run(&folder, words);
         assert_eq!((code, out.as_str()), (2, ""), "{words:?}");
@@ -251,6 +255,53 @@ fn a_refusal_is_one_event_of_a_json_log() {
     let [event] = events.as_slice() else { panic!("{error}") };
     assert_eq!((&event["level"], &event["fields"]["message"]), (&"ERROR".into(), &"cannot serve".into()));
     assert!(event["fields"]["error"].as_str().unwrap().lines().count() > 1, "{error}");
+}
+
+#[test]
+fn import_gives_a_policy_that_the_other_commands_take() {
+    const RULES: &str = "\
+domain: d
+descriptors:
+  - key: user
+    rate_limit: { unit: minute, requests_per_unit: 5 }
+    detailed_metric: true
+  - key: user
+    value: big
+    rate_limit: { unit: minute, requests_per_unit: 50 }
+";
+    let folder = folder(&[("d.yaml", RULES)]);
+    let import = ["import", "envoy-ratelimit", "d.yaml"];
+    let (code, out, error) = run(&folder, &import);
+    assert_eq!(code, 0, "{error}");
+    assert!(error.starts_with("note: d.yaml:3: d: detailed_metric "), "{error}");
+    let (code, told, _) = run(&folder, &[&import[..], &["--output", "p.toml"]].concat());
+    assert_eq!((code, told.as_str()), (0, "ok: p.toml is a policy file with 1 rule and 1 override\n"));
+    assert_eq!(std::fs::read_to_string(folder.path().join("p.toml")).unwrap(), out);
+    assert_eq!(run(&folder, &["check-config", "p.toml"]).0, 0);
+    let (_, told, _) = run(&folder, &["explain", "--policy", "p.toml", "domain=d", "user=big"]);
+    assert!(told.contains("user=big gets 50 at once, 50 each 1m, by an override for d.user"), "{told}");
+    let (_, _, error) = run(&folder, &[&import[..], &["--json"]].concat());
+    let report: Value = serde_json::from_str(&error).unwrap();
+    assert_eq!((&report["problems"], &report["notes"][0]["line"]), (&Value::Array(Vec::new()), &3.into()));
+}
+
+#[test]
+fn import_writes_nothing_where_something_cannot_be_said() {
+    let folder =
+        folder(&[("d.yaml", "domain: d\ndescriptors:\n  - key: a\n    quota_mode: true\n    rate_limit: {}\n")]);
+    let import = ["import", "envoy-ratelimit", "d.yaml", "none.yaml", "--output", "p.toml"];
+    let (code, out, error) = run(&folder, &import);
+    assert_eq!((code, out.as_str()), (1, ""));
+    let lines: Vec<&str> = error.lines().collect();
+    assert_eq!(lines.len(), 4, "{error}");
+    assert!(lines[0].starts_with("d.yaml:3: d / a: quota_mode "), "{error}");
+    assert!(lines[1].starts_with("d.yaml:3: d / a: rate_limit has no unit "), "{error}");
+    assert!(lines[2].starts_with("none.yaml: cannot be read: "), "{error}");
+    assert_eq!(lines[3], "3 problems, so no policy is written");
+    assert!(!folder.path().join("p.toml").exists());
+    let (code, _, error) = run(&folder, &[&import[..], &["--json"]].concat());
+    let report: Value = serde_json::from_str(&error).unwrap();
+    assert_eq!((code, report["problems"].as_array().unwrap().len()), (1, 3));
 }
 
 #[test]

@@ -103,7 +103,8 @@ def gateway(options: Options, ports: list[int], policy: str, core: int, scheme: 
         rules.write_text(policy)
         place = Place(options.setup.binaries, core, free_port(), free_port())
         line = [str(place.binaries / "sluice"), "--config", str(config), "--policy", str(rules), "--cpus", str(core)]
-        line += ["--listen-resp", f"127.0.0.1:{place.port}", "--listen-ops", f"127.0.0.1:{place.ops_port}"]
+        line += ["--listen-resp", f"127.0.0.1:{place.port}", "--listen-ops", f"127.0.0.1:{place.ops_port}",
+                 "--listen-http", "off", "--listen-grpc", "off"]
         with log.open("wb") as output:
             process = subprocess.Popen([*line, "--log-level", "warn"], stdout=output, stderr=output, cwd=folder)
         try:

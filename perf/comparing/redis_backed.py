@@ -62,7 +62,7 @@ def sluice_before(options: Options, redis_port: int, core: int) -> Iterator[Slui
         config.write_text(CONFIG.format(port=redis_port))
         line = [str(place.binaries / "sluice"), "--config", str(config), "--policy", str(POLICIES / "redis.toml")]
         line += ["--cpus", str(core), "--listen-resp", f"127.0.0.1:{place.port}"]
-        line += ["--listen-ops", f"127.0.0.1:{place.ops_port}", "--log-level", "warn"]
+        line += ["--listen-ops", f"127.0.0.1:{place.ops_port}", "--listen-http", "off", "--listen-grpc", "off", "--log-level", "warn"]
         with log.open("wb") as output:
             process = subprocess.Popen(line, stdout=output, stderr=output, cwd=folder)
         try:

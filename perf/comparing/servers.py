@@ -72,7 +72,8 @@ def sluice(
     def command(place: Place) -> list[str]:
         line = [str(place.binaries / "sluice"), "--cpus", str(place.core), "--policy", str(policy)]
         line += ["--transport", transport, "--log-level", "warn"]
-        line += ["--listen-resp", f"127.0.0.1:{place.port}", "--listen-ops", f"127.0.0.1:{place.ops_port}"]
+        line += ["--listen-resp", f"127.0.0.1:{place.port}", "--listen-ops", f"127.0.0.1:{place.ops_port}",
+                 "--listen-http", "off", "--listen-grpc", "off"]
         return line + (["--listen-unix", str(place.unix)] if place.unix else [])
 
     return Subject(name, protocol, command, load_args=load_args or [])

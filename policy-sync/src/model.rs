@@ -3,7 +3,7 @@
 //! These types carry meaning and no behaviour: a file, the admin API and the store all produce them, `check` says
 //! whether they make sense, and `snapshot` compiles them. Every bound named here is checked in `check`.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,20 @@ pub const ATTRIBUTE_NAMES_MAX: usize = 255;
 pub const NAME_BYTES_MAX: usize = 128;
 /// The most matchers, and the most `per` attributes, of one rule.
 pub const ATTRIBUTES_PER_RULE_MAX: usize = 16;
+
+/// The attribute name that stands for a key of a protocol whose keys may be anything, as Envoy's descriptor entries: ASCII
+/// upper case becomes lower case, and each byte that no attribute name has becomes `_`. Whatever receives such keys and
+/// whatever writes rules for them must agree, so this is the one place that says it. It does not look at the length, which
+/// `check` bounds.
+#[must_use]
+pub fn attribute_name(key: &str) -> Cow<'_, str> {
+    let allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' | b'.');
+    if key.bytes().all(allowed) {
+        return Cow::Borrowed(key);
+    }
+    let mapped = key.bytes().map(|byte| byte.to_ascii_lowercase()).map(|byte| if allowed(byte) { byte } else { b'_' });
+    Cow::Owned(mapped.map(char::from).collect())
+}
 
 /// All rules and overrides at one version.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -220,4 +234,17 @@ pub struct Override {
     /// When the override ends; absent means never.
     #[serde(default)]
     pub expires: Option<Timestamp>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::attribute_name;
+
+    #[test]
+    fn any_key_has_an_attribute_name() {
+        assert_eq!(attribute_name("remote_address"), "remote_address");
+        assert_eq!(attribute_name("X-User.Id"), "x-user.id");
+        assert_eq!(attribute_name(":path"), "_path");
+        assert_eq!(attribute_name("größe x"), "gr____e_x");
+    }
 }

@@ -132,7 +132,8 @@ impl Rate {
     }
 }
 
-pub(crate) fn gcd(mut a: u64, mut b: u64) -> u64 {
+/// The greatest common divisor.
+pub fn gcd(mut a: u64, mut b: u64) -> u64 {
     while b != 0 {
         (a, b) = (b, a % b);
     }

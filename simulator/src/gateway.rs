@@ -95,6 +95,10 @@ pub struct Gateway {
 struct NoFacts;
 
 impl Facts for NoFacts {
+    fn is_serving(&self) -> bool {
+        true
+    }
+
     fn info(&self) -> String {
         String::new()
     }

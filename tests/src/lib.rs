@@ -11,6 +11,7 @@
 
 pub mod admin;
 mod certificates;
+pub mod http;
 pub mod lateness;
 pub mod load;
 pub mod postgres;
@@ -94,6 +95,10 @@ pub struct Server {
     child: Child,
     /// Where it serves RESP.
     pub resp: SocketAddr,
+    /// Where it serves HTTP.
+    pub http: SocketAddr,
+    /// Where it serves gRPC.
+    pub grpc: SocketAddr,
     /// Where it serves the ops port.
     pub ops: SocketAddr,
     folder: TempDir,
@@ -138,7 +143,14 @@ impl Server {
             let rest = first.split(after).nth(1).unwrap_or_else(|| panic!("{after:?} in {first:?}"));
             rest.split([' ', ',']).next().expect("a word").parse().expect("an address")
         };
-        Self { child, resp: address("RESP on "), ops: address("http://"), folder }
+        Self {
+            child,
+            resp: address("RESP on "),
+            http: address("HTTP on "),
+            grpc: address("gRPC on "),
+            ops: address("http://"),
+            folder,
+        }
     }
 
     /// The path of the Unix socket.
@@ -275,7 +287,7 @@ impl Drop for Server {
 
 fn spawn(setup: &Setup, folder: &Path) -> Child {
     let log = || File::create(folder.join(LOG)).expect("creating the log").into();
-    Command::new(binary())
+    sluice()
         .args(["--config", "sluice.toml", "--transport", setup.transport])
         .args(folder.join("policy.toml").exists().then_some(["--policy", "policy.toml"]).iter().flatten())
         .args(["--cores", &setup.cores.to_string(), "--listen-unix", "sluice.sock"])
@@ -298,6 +310,13 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
         std::thread::park_timeout(Duration::from_millis(5));
     }
+}
+
+/// A command of the server's binary. Wherever it serves, its HTTP and gRPC ports are free ones.
+pub fn sluice() -> Command {
+    let mut command = Command::new(binary());
+    command.envs(["SLUICE_LISTEN_HTTP", "SLUICE_LISTEN_GRPC"].map(|name| (name, "127.0.0.1:0")));
+    command
 }
 
 /// The server's binary, built if need be.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use serde_json::Value;
-use sluice_e2e::{AMPLE, Client, Server, Setup, binary, redis_server::Redis, request, until};
+use sluice_e2e::{AMPLE, Client, Server, Setup, redis_server::Redis, request, sluice, until};
 
 /// How many other keys each round asks for, once; and how often the hot one.
 const OTHERS: usize = 50;
@@ -45,7 +45,7 @@ fn hottest(server: &Server, connections: usize, hot: &str) -> Value {
 }
 
 fn sluice_hot(server: &Server, words: &[&str]) -> Output {
-    let mut command = Command::new(binary());
+    let mut command = sluice();
     command.arg("hot").args(["--ops", &server.ops.to_string()]).args(words).output().unwrap()
 }
 
@@ -122,7 +122,7 @@ fn throttle_calls_are_counted_too() {
 #[test]
 fn tables_follow_each_other_until_ctrl_c() {
     let server = Server::start(&Setup::new("ring"), AMPLE);
-    let mut child = Command::new(binary())
+    let mut child = sluice()
         .args(["hot", "--ops", &server.ops.to_string(), "--interval", "0.1", "--json"])
         .stdout(Stdio::piped())
         .spawn()
@@ -139,7 +139,7 @@ fn tables_follow_each_other_until_ctrl_c() {
 fn whoever_asks_the_wrong_port_is_told() {
     let server = Server::start(&Setup::new("ring"), AMPLE);
     let refused = |address: String, why: &str| {
-        let out = Command::new(binary()).args(["hot", "--once", "--ops", &address]).output().unwrap();
+        let out = sluice().args(["hot", "--once", "--ops", &address]).output().unwrap();
         assert_eq!(out.status.code(), Some(1));
         let said = text(&out.stderr);
         assert!(said.contains(why) && said.contains(&address), "{why:?} in {said}");

@@ -8,7 +8,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use sluice_e2e::{AMPLE, Client, Reply, Server, Setup, binary, request};
+use sluice_e2e::{AMPLE, Client, Reply, Server, Setup, request, sluice};
 
 #[test]
 fn a_few_long_lived_connections_use_all_cores() {
@@ -131,7 +131,7 @@ fn an_old_server_leaves_the_socket_of_the_new_one_alone() {
         std::thread::spawn(move || while client.try_ask(&["PING"]).is_ok() {});
         old.signal("TERM");
         old.until("the path is free", |_| !path.exists());
-        let mut new = Command::new(binary());
+        let mut new = sluice();
         new.args(["--listen-resp", "127.0.0.1:0", "--listen-ops", "127.0.0.1:0", "--cores", "1", "--listen-unix"]);
         let mut new = new.arg(&path).stdout(Stdio::piped()).spawn().unwrap();
         BufReader::new(new.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
@@ -148,7 +148,7 @@ fn an_old_server_leaves_the_socket_of_the_new_one_alone() {
 fn a_start_that_fails_leaves_no_socket_behind() {
     let server = Server::start(&Setup::new("ring"), AMPLE);
     let path = server.unix().with_extension("other");
-    let mut command = Command::new(binary());
+    let mut command = sluice();
     command.args(["--listen-resp", "127.0.0.1:0", "--listen-ops", &server.ops.to_string(), "--listen-unix"]).arg(&path);
     assert_eq!(command.output().unwrap().status.code(), Some(1));
     assert!(!path.exists());
@@ -186,7 +186,7 @@ fn a_log_that_nobody_reads_or_that_cannot_be_written_ends_nothing() {
     let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap().into();
     let to: [fn() -> Stdio; 2] = [Stdio::piped, full];
     for log in to {
-        let mut command = Command::new(binary());
+        let mut command = sluice();
         command.args(["--listen-resp", "127.0.0.1:0", "--listen-ops", "127.0.0.1:0", "--cores", "1"]);
         let mut child = command.stdout(Stdio::piped()).stderr(log()).spawn().unwrap();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
@@ -205,7 +205,7 @@ fn it_does_not_share_a_port_unless_told_to() {
     let server = Server::start(&Setup::new("ring"), AMPLE);
     let address = server.resp.to_string();
     let start = |more: &[&str]| {
-        let mut command = Command::new(binary());
+        let mut command = sluice();
         command.args(["--listen-resp", &address, "--listen-ops", "127.0.0.1:0", "--cores", "1"]).args(more);
         command
     };
@@ -229,7 +229,7 @@ fn it_starts_again_where_it_has_just_left() {
             (server.resp.to_string(), server.ops.to_string())
         };
         for round in 0..10 {
-            let mut command = Command::new(binary());
+            let mut command = sluice();
             command.args(["--listen-resp", &resp, "--listen-ops", &ops, "--cores", "2", "--transport", transport]);
             let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
             let mut said = BufReader::new(child.stdout.take().unwrap());
@@ -251,7 +251,7 @@ fn it_starts_again_where_it_has_just_left() {
 #[test]
 fn a_port_is_handed_over_with_an_ops_port_of_its_own() {
     let server = Server::start(&Setup::new("ring"), AMPLE);
-    let mut command = Command::new(binary());
+    let mut command = sluice();
     command.args(["--share-port", "--listen-resp", &server.resp.to_string(), "--listen-ops", &server.ops.to_string()]);
     let output = command.output().unwrap();
     let expected = format!(

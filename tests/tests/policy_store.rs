@@ -15,11 +15,11 @@ use std::{
 };
 
 use sluice_e2e::{
-    Client, PATIENCE, Server, Setup, binary,
+    Client, PATIENCE, Server, Setup,
     postgres::Postgres,
     proxy::{Fault, Proxy},
     redis_server::{Redis, free_port},
-    until,
+    sluice, until,
 };
 
 /// So seldom that no test sees it: whatever comes, comes by a push.
@@ -343,7 +343,7 @@ impl Waiting {
         let (ops, poll) =
             (free_port(), "poll_ms = 100\nnotify = false\nredis_channel = \"\"\nconnect_timeout_ms = 200");
         fs::write(folder.join("sluice.toml"), format!("[postgres]\nurl = {url:?}\n{poll}\n{settings}\n")).unwrap();
-        let mut command = Command::new(binary());
+        let mut command = sluice();
         command.args(["--config", "sluice.toml", "--cores", "1", "--listen-resp", "127.0.0.1:0"]);
         command.args(["--listen-ops", &format!("127.0.0.1:{ops}")]).current_dir(folder);
         let log = fs::File::create(folder.join("log")).unwrap();

@@ -2,9 +2,9 @@
 #![allow(missing_docs)]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on must stop, with the reason")]
 
-use std::{fs, net::TcpStream, path::PathBuf, process::Command};
+use std::{fs, net::TcpStream, path::PathBuf};
 
-use sluice_e2e::{Client, Server, Setup, Verdict, binary, integer, load::under_load, redis_server::Redis, text, until};
+use sluice_e2e::{Client, Server, Setup, Verdict, integer, load::under_load, redis_server::Redis, sluice, text, until};
 
 /// No limit comes back while a test runs. Who decides shows in the limit that a verdict names.
 const POLICY: &str = r#"
@@ -234,7 +234,7 @@ fn what_is_wrong_with_the_settings_is_said_without_the_password() {
     for (url, settings, why) in cases {
         fs::write(&config, format!("[redis]\nurls = [\"{url}\"]\n{settings}\n")).unwrap();
         for check_only in [true, false] {
-            let mut command = Command::new(binary());
+            let mut command = sluice();
             match check_only {
                 true => command.arg("check-config").arg(&config),
                 false => command.arg("--config").arg(&config).args(["--listen-resp", "127.0.0.1:0"]),

@@ -5,7 +5,7 @@ use std::{fmt::Display, net::SocketAddr, ops::RangeInclusive};
 use tracing_subscriber::EnvFilter;
 
 use super::{Cores, Settings};
-use crate::{heat::HEAT_KEYS_MAX, limits::CORES_MAX, store::breaker::PROBES_MAX};
+use crate::{heat::HEAT_KEYS_MAX, limits::CORES_MAX, resp::command::is_attribute_name, store::breaker::PROBES_MAX};
 
 /// Bytes of a request beside its longest word: the other words and the framing.
 const REQUEST_BYTES_BESIDE_WORD: usize = 64;
@@ -45,7 +45,8 @@ pub(super) fn violations(settings: &Settings) -> Vec<Violation> {
     found.within("limits.stall_timeout_ms", limits.stall_timeout_ms, 0..=DURATION_MS_MAX);
     found.transport(&settings.transport);
     found.within("ops.connections_max", settings.ops.connections_max, 1..=4096);
-    found.addresses(settings.resp.listen, settings.ops.listen);
+    found.http(&settings.http);
+    found.addresses(settings);
     found.within("shutdown.drain_ms", settings.shutdown.drain_ms, 0..=DURATION_MS_MAX);
     found.within("shutdown.grace_ms", settings.shutdown.grace_ms, 0..=DURATION_MS_MAX);
     let level = &settings.log.level;
@@ -133,10 +134,55 @@ impl Violations {
     }
 
     /// Both faces on one port would look like another process that listens there.
-    fn addresses(&mut self, resp: SocketAddr, ops: SocketAddr) {
-        let overlap = resp.ip() == ops.ip() || resp.ip().is_unspecified() || ops.ip().is_unspecified();
-        let same = overlap && resp.port() == ops.port() && ops.port() != 0;
-        self.must(!same, "ops.listen", &format!("another address than resp.listen ({resp})"), &ops);
+    /// No two faces have the same address.
+    fn addresses(&mut self, settings: &Settings) {
+        let faces = [
+            ("resp.listen", Some(settings.resp.listen)),
+            ("http.listen", settings.http.listen.0),
+            ("grpc.listen", settings.grpc.listen.0),
+            ("ops.listen", Some(settings.ops.listen)),
+        ];
+        let overlaps = |one: SocketAddr, other: SocketAddr| {
+            let is_host_shared = one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified();
+            is_host_shared && one.port() == other.port() && other.port() != 0
+        };
+        for (at, &(setting, address)) in faces.iter().enumerate() {
+            let Some(address) = address else { continue };
+            for &(earlier, other) in &faces[..at] {
+                let Some(other) = other else { continue };
+                let rule = format!("another address than {earlier} ({other})");
+                self.must(!overlaps(other, address), setting, &rule, &address);
+            }
+        }
+    }
+
+    fn http(&mut self, http: &super::Http) {
+        self.within("http.head_bytes_max", http.head_bytes_max, 8192..=1 << 20);
+        self.within("http.body_bytes_max", http.body_bytes_max, 1024..=1 << 24);
+        self.within("http.checks_max", http.checks_max, 1..=1024);
+        self.within("http.streams_max", http.streams_max, 1..=65_536);
+        self.within("http.request_timeout_ms", http.request_timeout_ms, 10..=DURATION_MS_MAX);
+        self.within("http.idle_timeout_ms", http.idle_timeout_ms, 0..=DURATION_MS_MAX);
+        self.within("http.ipv6_prefix_bits", http.ipv6_prefix_bits, 1..=128);
+        let header = &http.client_address_header;
+        let is_header = |name: &str| hyper::header::HeaderName::from_bytes(name.as_bytes()).is_ok();
+        self.must(is_header(header), "http.client_address_header", "the name of a header", &format!("{header:?}"));
+        let auth = &http.forward_auth;
+        const OWN: [&str; 4] = ["method", "path", "host", "ip"];
+        let mut seen = OWN.to_vec();
+        for (attribute, source) in auth.headers.iter().chain(&auth.cookies).chain(&auth.query) {
+            let setting = "http.forward_auth";
+            let rule = "attributes with names of a-z, 0-9, _, - and .";
+            self.must(is_attribute_name(attribute.as_bytes()), setting, rule, &format!("{attribute:?}"));
+            let rule =
+                "attributes that come from one place each, and not method, path, host or ip, which are always there";
+            self.must(!seen.contains(&attribute.as_str()), setting, rule, &format!("{attribute:?} once more"));
+            self.must(!source.is_empty(), setting, "names of headers, cookies or parameters", &format!("{source:?}"));
+            seen.push(attribute);
+        }
+        for header in auth.headers.values() {
+            self.must(is_header(header), "http.forward_auth.headers", "names of headers", &format!("{header:?}"));
+        }
     }
 
     fn resp(&mut self, resp: &super::Resp) {

@@ -15,6 +15,7 @@ pub(super) fn lacks(settings: &Settings) -> Vec<Violation> {
     let passwords = [
         ("resp.password_file", &settings.resp.password_file),
         ("postgres.password_file", &settings.postgres.password_file),
+        ("http.token_file", &settings.http.token_file),
         ("shadow.identity_key_file", &settings.shadow.identity_key_file),
     ];
     let unreadable = passwords.into_iter().filter_map(|(setting, path)| {

@@ -7,6 +7,7 @@ use crate::{
         command::{self, CommandError, Dialect, excerpt, number},
         reply,
     },
+    secret::same_secret,
 };
 
 /// A command as COMMAND describes it.
@@ -296,10 +297,4 @@ fn client_name(name: &[u8]) -> Result<&[u8], CommandError> {
     } else {
         Err(CommandError::ClientName)
     }
-}
-
-/// Compares without telling by its time where the first difference is.
-fn same_secret(expected: &[u8], given: &[u8]) -> bool {
-    let differences = expected.iter().zip(given).fold(0, |all, (a, b)| all | (a ^ b));
-    expected.len() == given.len() && differences == 0
 }

@@ -20,8 +20,9 @@ mod recall;
 mod remote;
 mod sampled;
 mod session;
+mod web;
 
-use std::{cell::RefCell, sync::Arc};
+use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use arc_swap::cache::Cache;
 use policy_sync::snapshot::{ATTRIBUTES_FEW, Applied, Attributes, AttributesError, Room};
@@ -46,6 +47,10 @@ use crate::{
     },
     shadow::Book,
     store::{Store, StoreSettings, shards::Shards, wire::Redis},
+    web::{
+        Web,
+        asking::{Asking, Ticket},
+    },
 };
 use policy_sync::rate::Rate;
 
@@ -67,6 +72,9 @@ pub trait Facts {
 
     /// What someone who speaks HTTP should know: which port speaks what.
     fn ports(&self) -> String;
+
+    /// Whether the server is ready, and not leaving.
+    fn is_serving(&self) -> bool;
 }
 
 /// One core's share of the server.
@@ -102,6 +110,13 @@ pub struct Engine {
     heat: Heat,
     /// Where it is written down what shadow rules see, if anybody reads it.
     book: Option<RefCell<Book>>,
+    /// The HTTP face, if there is one.
+    web: Option<Rc<Web>>,
+    /// What HTTP requests have asked in this moment.
+    web_asked: Vec<(Ticket, Asking)>,
+    /// When askers stop waiting who do so before the store's deadline, and their connections.
+    web_deadlines: Vec<(u64, ConnId)>,
+    descriptor_seed: u64,
     /// Counts the policies that this core has seen, from 1.
     generation: u64,
     first_id: u64,
@@ -227,6 +242,10 @@ impl Engine {
                 shared.seed,
             ),
             book: None,
+            web: None,
+            web_asked: Vec::new(),
+            web_deadlines: Vec::new(),
+            descriptor_seed: xxh3_64_with_seed(b"descriptor", shared.seed),
             generation: 1,
             first_id: index as u64 + 1,
             id_step: cores as u64,
@@ -304,6 +323,7 @@ impl Engine {
         self.settle();
         let mut session = std::mem::take(&mut self.sessions[conn.index()]);
         self.forget(&mut session);
+        self.forget_web(&mut session);
         self.keep(session.input);
         self.keep(session.output);
         self.counters.connections_closed.add(1);
@@ -315,6 +335,9 @@ impl Engine {
         let session = &mut self.sessions[conn.index()];
         if !session.open || session.closing {
             return;
+        }
+        if session.web.is_some() && !session.paused {
+            return self.web_bytes_in(conn, bytes);
         }
         if session.input.is_empty() && !session.paused {
             let rest = self.read(conn, bytes);
@@ -340,6 +363,10 @@ impl Engine {
 
     fn read_stashed(&mut self, conn: ConnId) {
         let mut input = std::mem::take(&mut self.sessions[conn.index()].input);
+        if self.sessions[conn.index()].web.is_some() {
+            self.web_bytes_in(conn, &input);
+            return self.keep(input);
+        }
         let rest = self.read(conn, &input);
         input.drain(..rest);
         if input.is_empty() {
@@ -746,7 +773,8 @@ impl Engine {
     #[inline]
     pub fn owes(&self, conn: ConnId) -> bool {
         let session = &self.sessions[conn.index()];
-        !session.output.is_empty() || !session.waiting.is_empty()
+        let waits = || session.web.as_ref().is_some_and(|web| web.waits());
+        !session.output.is_empty() || !session.waiting.is_empty() || waits()
     }
 
     /// Moves the waiting replies into `buffer`, which must be empty and gives its memory in exchange.

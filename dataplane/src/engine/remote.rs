@@ -124,7 +124,7 @@ impl Engine {
         attributes: &Attributes<'_>,
     ) {
         let Some(remote) = &mut self.remote else { return };
-        let question = Question { conn, cost, now_us: self.now.mono_us, is_sampled };
+        let question = Question { conn, cost, now_us: self.now.mono_us, is_sampled, is_together: false };
         let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now)
             .with_heat(&mut self.heat)
             .with_book(self.book.as_ref());
@@ -173,7 +173,7 @@ impl Engine {
         }
         let remote = self.remote.as_mut()?;
         let is_sampled = self.heat.samples();
-        let question = Question { conn, cost: entry.cost, now_us: self.now.mono_us, is_sampled };
+        let question = Question { conn, cost: entry.cost, now_us: self.now.mono_us, is_sampled, is_together: false };
         if let Some(rule) = entry.one
             && !is_sampled
         {
@@ -222,7 +222,7 @@ impl Engine {
         let value = cursor.bulk(&self.settings.request).ok()??;
         let len = begins + cursor.consumed();
         let remote = self.remote.as_mut()?;
-        let question = Question { conn, cost: entry.cost, now_us: self.now.mono_us, is_sampled };
+        let question = Question { conn, cost: entry.cost, now_us: self.now.mono_us, is_sampled, is_together: false };
         let first = self.applied.len();
         self.policy.snapshot.follow(&entry.recipe, value, &mut self.applied);
         if is_sampled && sampled::touch(&mut self.heat, &self.policy, true, &self.applied[first..]) {
@@ -250,7 +250,7 @@ impl Engine {
         hash: u64,
     ) {
         let Some(remote) = &mut self.remote else { return };
-        let question = Question { conn, cost: call.cost, now_us: self.now.mono_us, is_sampled };
+        let question = Question { conn, cost: call.cost, now_us: self.now.mono_us, is_sampled, is_together: false };
         let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now)
             .with_heat(&mut self.heat)
             .with_book(self.book.as_ref());
@@ -279,6 +279,9 @@ impl Engine {
             return false;
         }
         let now_us = self.now.mono_us;
+        if !self.web_deadlines.is_empty() {
+            self.expire_web();
+        }
         self.with_remote(|redis, store, around| {
             redis.tick(store, around);
             store.expire(around, now_us);
@@ -286,7 +289,11 @@ impl Engine {
         });
         self.counters.set_table(&self.table_counts);
         while let Some(conn) = self.remote.as_mut().and_then(|remote| remote.store.next_decided()) {
-            self.deliver(conn);
+            if self.sessions.get(conn.index()).is_some_and(|session| session.web.is_some()) {
+                self.deliver_web(conn);
+            } else {
+                self.deliver(conn);
+            }
         }
         !self.dirty.is_empty()
     }
@@ -346,7 +353,7 @@ impl Engine {
         self.remote.as_ref().is_none_or(|remote| remote.store.has_given_back() && !remote.redis.is_busy())
     }
 
-    fn with_remote(&mut self, act: impl FnOnce(&mut Redis, &mut Store, &mut Surroundings<'_>)) {
+    pub(super) fn with_remote(&mut self, act: impl FnOnce(&mut Redis, &mut Store, &mut Surroundings<'_>)) {
         let Some(Remote { redis, store }) = &mut self.remote else { return };
         let mut around = Surroundings::new(&self.table, &mut self.table_counts, &self.counters, self.now)
             .with_heat(&mut self.heat)

@@ -1,6 +1,6 @@
 //! One connection, without its socket: what it said so far, what it is still to be told, and what it agreed on.
 
-use super::remote::Waiting;
+use super::{remote::Waiting, web::WebSession};
 
 /// A connection's number on its core: an index into the engine's sessions and the transport's sockets alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -37,6 +37,8 @@ pub(super) struct Session {
     pub(super) paused: bool,
     /// The session is in the list of those that have something for the transport.
     pub(super) dirty: bool,
+    /// The connection speaks HTTP.
+    pub(super) web: Option<Box<WebSession>>,
     /// The slot is in use.
     pub(super) open: bool,
 }

@@ -16,6 +16,10 @@ use crate::{
 struct NoFacts;
 
 impl Facts for NoFacts {
+    fn is_serving(&self) -> bool {
+        true
+    }
+
     fn info(&self) -> String {
         "facts".into()
     }

@@ -39,6 +39,15 @@ pub enum TransportChoice {
     Plain,
 }
 
+/// What is spoken on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Face {
+    /// RESP.
+    Resp,
+    /// HTTP, and gRPC over it.
+    Web,
+}
+
 /// What a transport is allowed; settings.
 #[derive(Clone, Copy, Debug)]
 pub struct TransportSettings {
@@ -63,8 +72,8 @@ pub struct Port {
     /// The file of the Unix socket, on the first core. Removed before that listener closes: then nobody else can have
     /// put a socket of its own there, whose file it would be.
     pub socket_file: Option<SocketFile>,
-    /// Listening sockets: this core's share of TCP, and on the first core the Unix socket.
-    pub listeners: Vec<OwnedFd>,
+    /// Listening sockets: this core's share of TCP, and on the first core the Unix socket; and what is spoken there.
+    pub listeners: Vec<(OwnedFd, Face)>,
     /// Held until the last of them is closed.
     pub gate: Option<Gate>,
     /// Where connections go.
@@ -79,6 +88,9 @@ pub struct Port {
 
 /// What a refused connection is told before it is closed.
 pub const REFUSAL: &[u8] = b"-ERR max number of clients reached\r\n";
+/// The same over HTTP.
+pub const WEB_REFUSAL: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
 /// A client that seems to take none of its replies for this long is looked at more closely.
 pub(crate) const STUCK_MS: u64 = 250;

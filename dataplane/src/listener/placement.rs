@@ -16,6 +16,8 @@ use std::{
 use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
 
+use super::Face;
+
 /// Sockets that may wait for another core at once; beyond, the accepting core keeps them.
 const INBOX_SOCKETS_MAX: usize = 1024;
 
@@ -39,7 +41,7 @@ impl Drop for Gate {
 
 struct Seat {
     connections: CachePadded<AtomicUsize>,
-    inbox: ArrayQueue<OwnedFd>,
+    inbox: ArrayQueue<(OwnedFd, Face)>,
     doorbell: Doorbell,
 }
 
@@ -88,7 +90,7 @@ impl Placement {
     }
 
     /// Decides where a socket that core `here` accepted goes, and hands it over if that is elsewhere.
-    pub fn place(&self, here: usize, socket: OwnedFd) -> Placed {
+    pub fn place(&self, here: usize, socket: OwnedFd, face: Face) -> Placed {
         let total: usize = self.seats.iter().map(|seat| seat.connections.load(Ordering::Relaxed)).sum();
         if total >= self.connections_max {
             return Placed::Refused(socket);
@@ -100,12 +102,12 @@ impl Placement {
         if at == here {
             return Placed::Here(socket);
         }
-        match self.seats[at].inbox.push(socket) {
+        match self.seats[at].inbox.push((socket, face)) {
             Ok(()) => {
                 self.seats[at].doorbell.ring();
                 Placed::There
             }
-            Err(socket) => {
+            Err((socket, _)) => {
                 self.seats[at].connections.fetch_sub(1, Ordering::Relaxed);
                 self.seats[here].connections.fetch_add(1, Ordering::Relaxed);
                 Placed::Here(socket)
@@ -115,7 +117,7 @@ impl Placement {
 
     /// The next socket that another core handed to this one.
     #[inline]
-    pub fn adopt(&self, here: usize) -> Option<OwnedFd> {
+    pub fn adopt(&self, here: usize) -> Option<(OwnedFd, Face)> {
         let inbox = &self.seats[here].inbox;
         if inbox.is_empty() { None } else { inbox.pop() }
     }
@@ -190,7 +192,7 @@ mod tests {
         let placement = Placement::new(3, 100).unwrap();
         for _ in 0..6 {
             // The kernel may give every one of them to the same listener.
-            let _ = placement.place(1, socket());
+            let _ = placement.place(1, socket(), Face::Resp);
         }
         assert_eq!([0, 1, 2].map(|core| placement.connections(core)), [2, 2, 2]);
         assert!(placement.adopt(0).is_some() && placement.adopt(0).is_some() && placement.adopt(0).is_none());
@@ -201,7 +203,7 @@ mod tests {
         let placement = Arc::new(Placement::new(2, 100).unwrap());
         let gates = [placement.gate(), placement.gate()];
         assert!(!placement.is_over(0));
-        let _ = (placement.place(0, socket()), placement.place(0, socket()));
+        let _ = (placement.place(0, socket(), Face::Resp), placement.place(0, socket(), Face::Resp));
         drop(gates);
         assert_eq!([0, 1].map(|core| placement.is_over(core)), [true, false]);
         assert!(placement.adopt(1).is_some() && placement.is_over(1));
@@ -210,10 +212,10 @@ mod tests {
     #[test]
     fn beyond_the_limit_connections_are_refused() {
         let placement = Placement::new(2, 2).unwrap();
-        assert!(matches!(placement.place(0, socket()), Placed::Here(_)));
-        assert!(matches!(placement.place(0, socket()), Placed::There));
-        assert!(matches!(placement.place(0, socket()), Placed::Refused(_)));
+        assert!(matches!(placement.place(0, socket(), Face::Resp), Placed::Here(_)));
+        assert!(matches!(placement.place(0, socket(), Face::Resp), Placed::There));
+        assert!(matches!(placement.place(0, socket(), Face::Resp), Placed::Refused(_)));
         placement.left(0);
-        assert!(matches!(placement.place(0, socket()), Placed::Here(_)));
+        assert!(matches!(placement.place(0, socket(), Face::Resp), Placed::Here(_)));
     }
 }

@@ -22,7 +22,7 @@ use slab::Slab;
 
 use self::links::Links;
 use super::{
-    GIVE_BACK_MS, GOODBYE_BYTES_MAX, GOODBYE_MS, Port, QUIET_MS, STUCK_MS, park, park::Pulse, placement::Placed,
+    Face, GIVE_BACK_MS, GOODBYE_BYTES_MAX, GOODBYE_MS, Port, QUIET_MS, STUCK_MS, park, park::Pulse, placement::Placed,
     sockets,
 };
 use crate::{
@@ -82,7 +82,8 @@ type Shared = Rc<RefCell<Core>>;
 ///
 /// When the doorbell or a listener cannot be waited for.
 pub async fn run(mut port: Port, engine: Engine, pulse: &Arc<Pulse>) -> io::Result<()> {
-    let listeners: Vec<_> = std::mem::take(&mut port.listeners).into_iter().map(Rc::new).collect();
+    let listeners: Vec<_> =
+        std::mem::take(&mut port.listeners).into_iter().map(|(listener, face)| (Rc::new(listener), face)).collect();
     let (placement, index) = (port.placement.clone(), port.core);
     let core: Shared = Rc::new(RefCell::new(Core {
         port,
@@ -93,11 +94,13 @@ pub async fn run(mut port: Port, engine: Engine, pulse: &Arc<Pulse>) -> io::Resu
     }));
     let mut accepting: Vec<_> = listeners
         .into_iter()
-        .map(|listener| (Some(spawn_local(accept(Rc::clone(&core), Rc::clone(&listener)))), listener))
+        .map(|(listener, face)| {
+            (Some(spawn_local(accept(Rc::clone(&core), Rc::clone(&listener), face))), listener, face)
+        })
         .collect();
     loop {
-        while let Some(descriptor) = placement.adopt(index) {
-            open(&core, descriptor);
+        while let Some((descriptor, face)) = placement.adopt(index) {
+            open(&core, descriptor, face);
         }
         let closing = core.borrow().port.lifecycle.stage() == Stage::Closing;
         if closing && core.borrow().port.gate.is_some() {
@@ -117,9 +120,9 @@ pub async fn run(mut port: Port, engine: Engine, pulse: &Arc<Pulse>) -> io::Resu
 }
 
 /// Accepts until cancelled, whatever happens.
-async fn accept(core: Shared, listener: Rc<OwnedFd>) {
+async fn accept(core: Shared, listener: Rc<OwnedFd>, face: Face) {
     loop {
-        match accept_waiting(&core, &listener) {
+        match accept_waiting(&core, &listener, face) {
             Ok(Waiting::None) => park::sleep(listener.as_fd(), None).await,
             // The connections that are there get their turn.
             Ok(Waiting::More) => glommio::timer::sleep(Duration::from_nanos(1)).await,
@@ -132,15 +135,18 @@ async fn accept(core: Shared, listener: Rc<OwnedFd>) {
     }
 }
 
+/// What accepts from a listener.
+type Accepting = (Option<Task<()>>, Rc<OwnedFd>, Face);
+
 /// Takes what still waits and closes the listeners: whoever has connected is served.
-async fn stop_accepting(core: &Shared, accepting: &mut Vec<(Option<Task<()>>, Rc<OwnedFd>)>) {
+async fn stop_accepting(core: &Shared, accepting: &mut Vec<Accepting>) {
     core.borrow_mut().port.socket_file = None;
-    while let Some((task, listener)) = accepting.last_mut() {
+    while let Some((task, listener, face)) = accepting.last_mut() {
         if let Some(task) = task.take() {
             task.cancel().await;
         }
         loop {
-            match accept_waiting(core, listener) {
+            match accept_waiting(core, listener, *face) {
                 Ok(Waiting::More) => {}
                 Ok(Waiting::None) => break,
                 // Out of files: those that leave make room.
@@ -161,26 +167,27 @@ enum Waiting {
 }
 
 /// Accepts connections that wait, some at a time.
-fn accept_waiting(core: &Shared, listener: &OwnedFd) -> io::Result<Waiting> {
+fn accept_waiting(core: &Shared, listener: &OwnedFd, face: Face) -> io::Result<Waiting> {
     for _ in 0..ACCEPTS_AT_ONCE {
         let Some(socket) = sockets::accept(listener)? else { return Ok(Waiting::None) };
         let placed = {
             let core = core.borrow();
-            core.port.placement.place(core.port.core, socket)
+            core.port.placement.place(core.port.core, socket, face)
         };
         match placed {
-            Placed::Here(descriptor) => open(core, descriptor),
+            Placed::Here(descriptor) => open(core, descriptor, face),
             Placed::There => {}
             Placed::Refused(descriptor) => {
                 core.borrow().engine.counters().connections_refused.add(1);
-                sockets::refuse(&descriptor);
+                sockets::refuse(&descriptor, face);
             }
         }
     }
     Ok(Waiting::More)
 }
 
-fn open(core: &Shared, descriptor: OwnedFd) {
+fn open(core: &Shared, descriptor: OwnedFd, face: Face) {
+    let peer = if face == Face::Web { sockets::peer(&descriptor) } else { None };
     sockets::send_at_once(&descriptor);
     let _ = socket2::SockRef::from(&descriptor).set_nonblocking(true);
     let mut borrowed = core.borrow_mut();
@@ -200,7 +207,10 @@ fn open(core: &Shared, descriptor: OwnedFd) {
         waker: None,
     });
     let conn = ConnId(slot as u32);
-    borrowed.engine.opened(conn);
+    match face {
+        Face::Resp => borrowed.engine.opened(conn),
+        Face::Web => borrowed.engine.opened_web(conn, peer),
+    }
     drop(borrowed);
     // SAFETY: the descriptor is open, and the stream becomes its only owner. Receive and send are the same for TCP and
     // for Unix sockets.
@@ -383,6 +393,9 @@ impl Core {
         let settings = self.port.settings;
         let is_deaf = self.port.lifecycle.is_deaf(now_ms);
         for (slot, socket) in &mut self.sockets {
+            if closing {
+                self.engine.part(ConnId(slot as u32));
+            }
             let silent_ms = now_ms.saturating_sub(socket.heard_at_ms);
             if socket.writing_since_ms.is_some_and(|since_ms| now_ms.saturating_sub(since_ms) >= STUCK_MS)
                 && let Some(bytes) = sockets::untaken_bytes(&socket.handle)
@@ -403,7 +416,9 @@ impl Core {
             } else if settings.stall_timeout_ms > 0 && stuck_ms >= settings.stall_timeout_ms {
                 self.engine.counters().connections_stalled.add(1);
                 let _ = socket_ref.shutdown(std::net::Shutdown::Both);
-            } else if settings.idle_timeout_ms > 0 && !busy && silent_ms >= settings.idle_timeout_ms {
+            } else if self.engine.is_overdue(ConnId(slot as u32))
+                || (settings.idle_timeout_ms > 0 && !busy && silent_ms >= settings.idle_timeout_ms)
+            {
                 self.engine.counters().connections_idle.add(1);
                 let _ = socket_ref.shutdown(std::net::Shutdown::Both);
             } else if closing

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
     os::{
         fd::{AsRawFd, OwnedFd},
         unix::{
@@ -17,7 +17,7 @@ use std::{
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use thiserror::Error;
 
-use super::REFUSAL;
+use super::{Face, REFUSAL, WEB_REFUSAL};
 
 /// Connections that may wait to be accepted, per listener.
 const BACKLOG: i32 = 4096;
@@ -279,6 +279,11 @@ pub fn accept(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     }
 }
 
+/// The other end's address, where it has one.
+pub fn peer(socket: &OwnedFd) -> Option<IpAddr> {
+    socket2::SockRef::from(socket).peer_addr().ok()?.as_socket().map(|address| address.ip())
+}
+
 /// Stops listening, whoever else still holds the listener: a poll that io_uring has in hand keeps its socket open for a
 /// while after everything else is closed, and with it the port.
 pub fn close(listener: &OwnedFd) {
@@ -286,10 +291,13 @@ pub fn close(listener: &OwnedFd) {
 }
 
 /// Tells a client that there are too many, if its socket takes the line at once; the caller closes it.
-pub fn refuse(socket: &OwnedFd) {
+pub fn refuse(socket: &OwnedFd, face: Face) {
     let socket = socket2::SockRef::from(socket);
     let _ = socket.set_nonblocking(true);
-    let _ = socket.send(REFUSAL);
+    let _ = socket.send(match face {
+        Face::Resp => REFUSAL,
+        Face::Web => WEB_REFUSAL,
+    });
     let _ = socket.shutdown(Shutdown::Write);
 }
 

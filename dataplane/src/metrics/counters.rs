@@ -77,9 +77,20 @@ pub struct CoreCounters {
     pub throttle_fallbacks: Counter,
     /// Checks of which a shadow rule never learned what it would have said, because the store did not answer.
     pub shadow_unknown: Counter,
+    /// gRPC requests of a domain of which no rule speaks.
+    pub unknown_domains: Counter,
+    /// HTTP answers by [`HTTP_STATUSES`], the last for all others.
+    http: [Counter; HTTP_STATUSES.len() + 1],
+    /// gRPC answers by their code.
+    grpc: [Counter; GRPC_CODES],
     /// [`RULE_COUNTERS`] for each rule slot; see [`RuleSlots`](crate::policy::RuleSlots).
     rules: Box<[Counter]>,
 }
+
+/// The statuses of HTTP answers that are counted by themselves.
+pub const HTTP_STATUSES: [u16; 9] = [200, 400, 401, 403, 404, 405, 413, 429, 503];
+/// gRPC has codes from 0 to 16.
+pub const GRPC_CODES: usize = 17;
 
 /// Counters of one rule: by what it said, then by who answered where the store counts, then by why the store did not.
 pub const RULE_COUNTERS: usize = WHY_AT + Why::COUNT;
@@ -142,8 +153,22 @@ impl CoreCounters {
             buckets_evicted_in_use: Counter::default(),
             throttle_fallbacks: Counter::default(),
             shadow_unknown: Counter::default(),
+            unknown_domains: Counter::default(),
+            http: Default::default(),
+            grpc: Default::default(),
             rules: (0..rule_slots * RULE_COUNTERS).map(|_| Counter::default()).collect(),
         })
+    }
+
+    /// The counter of HTTP answers with this status.
+    pub fn http(&self, status: u16) -> &Counter {
+        let at = HTTP_STATUSES.iter().position(|known| *known == status);
+        &self.http[at.unwrap_or(HTTP_STATUSES.len())]
+    }
+
+    /// The counter of gRPC answers with this code.
+    pub fn grpc(&self, code: usize) -> &Counter {
+        &self.grpc[code.min(GRPC_CODES - 1)]
     }
 
     /// The counter of a rule's slot and a reason.

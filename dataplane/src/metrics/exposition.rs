@@ -12,7 +12,7 @@ use prometheus_client::{
 };
 
 use super::{
-    counters::{CoreCounters, RuleCounts},
+    counters::{CoreCounters, GRPC_CODES, HTTP_STATUSES, RuleCounts},
     policy_store::PolicyStoreSnapshot,
     store::StoreSnapshot,
     system::System,
@@ -57,6 +57,9 @@ const PER_CORE: &[PerCore] = &[
     ("protocol_errors", "Connections closed because their bytes were not RESP or beyond a limit", |core| {
         core.protocol_errors.value()
     }),
+    ("grpc_unknown_domains", "gRPC requests of a domain of which no rule speaks; they are allowed", |core| {
+        core.unknown_domains.value()
+    }),
     ("connections_opened", "Connections opened", |core| core.connections_opened.value()),
     ("connections_refused", "Connections refused at limits.connections_max", |core| core.connections_refused.value()),
     ("output_backlogs", "Times that a connection's requests had to wait until its client read", |core| {
@@ -73,6 +76,10 @@ struct Snapshot {
     connections: Vec<usize>,
     /// Why connections were closed, and how many, by core.
     closed: Vec<[(&'static str, u64); 3]>,
+    /// By [`HTTP_STATUSES`], the last for all others.
+    http: Vec<u64>,
+    /// By gRPC's codes.
+    grpc: Vec<u64>,
     ops_refused: u64,
     log_dropped: u64,
     /// Rule name and counts by reason.
@@ -96,6 +103,13 @@ impl Snapshot {
             per_core: PER_CORE.iter().map(|(_, _, read)| cores.iter().map(|core| read(core)).collect()).collect(),
             connections: (0..cores.len()).map(|core| process.placement.connections(core)).collect(),
             closed: (0..cores.len()).map(|core| closed(process, core)).collect(),
+            http: (0..=HTTP_STATUSES.len())
+                .map(|at| {
+                    let status = HTTP_STATUSES.get(at).copied().unwrap_or_default();
+                    cores.iter().map(|core| core.http(status).value()).sum()
+                })
+                .collect(),
+            grpc: (0..GRPC_CODES).map(|code| cores.iter().map(|core| core.grpc(code).value()).sum()).collect(),
             ops_refused: process.tallies.ops_refused.load(Relaxed),
             log_dropped: log::lines_dropped(),
             rules: rules(process),
@@ -176,6 +190,12 @@ impl Collector for Snapshot {
         let help = "Connections closed: idle at limits.idle_timeout_ms, stalled (the client did not read) at \
                     limits.stall_timeout_ms, other by the client, by QUIT, for bad bytes, or while leaving";
         counters(out, ("connections_closed", help, None), by_why)?;
+        let statuses = HTTP_STATUSES.map(|status| status.to_string()).into_iter().chain(["other".to_owned()]);
+        let by_status = statuses.zip(&self.http).map(|(status, &count)| ([("status", status)], count));
+        counters(out, ("http_answers", "HTTP requests answered, by status", None), by_status)?;
+        let by_code = self.grpc.iter().enumerate().filter(|&(code, &count)| code == 0 || count > 0);
+        let by_code = by_code.map(|(code, &count)| ([("code", code.to_string())], count));
+        counters(out, ("grpc_answers", "gRPC requests answered, by gRPC's status code", None), by_code)?;
         let help = "Connections of the ops port refused at ops.connections_max";
         counters(out, ("ops_connections_refused", help, None), [(UNLABELLED, self.ops_refused)])?;
         let help = "Lines of the log that were dropped because standard error did not take them";

@@ -108,6 +108,8 @@ pub(super) fn page(process: &Process) -> String {
         "uptime_ms": process.clock.now().mono_ms,
         "transport": process.transport,
         "resp": process.resp_address.to_string(),
+        "http": process.http_address.map(|address| address.to_string()),
+        "grpc": process.grpc_address.map(|address| address.to_string()),
         "ops": process.ops_address.to_string(),
         "unix": process.settings.resp.listen_unix,
         "started_unix_ms": process.clock.started_unix_ms(),

@@ -196,6 +196,8 @@ pub struct Question {
     pub now_us: u64,
     /// Heat looks at it.
     pub is_sampled: bool,
+    /// It is asked together with others: what it took is kept until [`Store::settle`].
+    pub is_together: bool,
 }
 
 /// A throttle call: its own limit, whatever the policy says.
@@ -362,6 +364,11 @@ impl Store {
         self.leases.look_soon();
     }
 
+    /// How long a check waits for the store, in microseconds.
+    pub fn deadline_us(&self) -> u64 {
+        self.settings.deadline_us
+    }
+
     /// Checks that wait.
     pub fn waiting(&self) -> usize {
         self.tables.checks.used()
@@ -436,6 +443,35 @@ impl Store {
             Some(group) => desk.go_on(group, spent, question.now_us),
             None => desk.hot.leases.fail(desk.lease_key(&[want]), question.now_us / 1_000),
         }
+    }
+
+    /// Gives back what a check would cost to the buckets of all rules that enforce a limit. Nobody waits for it; what
+    /// exceeds a bucket's capacity is dropped, and where the store does not answer, all of it.
+    pub fn refund(&mut self, calls: &impl Calls, question: Question, applied: &[Applied], attributes: &Attributes<'_>) {
+        if question.cost == 0 {
+            return;
+        }
+        let mut desk = self.desk();
+        let mut wants = list_for(applied.len(), &mut desk.rooms.wants[0]);
+        for one in applied {
+            if let (Mode::Enforce, Grant::Limit(rate)) =
+                (desk.policy.cards[one.rule as usize].mode, desk.policy.snapshot.grant(*one))
+            {
+                wants.push(desk.want(one, rate, question.cost));
+            }
+        }
+        for at in 0..wants.len() {
+            if wants[..at].iter().any(|other| wants[at].shares_call(desk.policy, other)) {
+                continue;
+            }
+            let write_identity = |policy: &LoadedPolicy, rule: u32, identity: &mut Vec<u8>| {
+                policy.snapshot.encode_identity(rule, attributes, identity);
+            };
+            if let Some(group) = desk.group(calls, &wants[at..], write_identity) {
+                desk.tables.give_back(group, question.cost);
+            }
+        }
+        keep_room(wants, &mut desk.rooms.wants[0]);
     }
 
     /// The same for a throttle call.
@@ -562,6 +598,33 @@ impl Store {
         let entry = self.tables.checks.find(check.0)?;
         let (verdict, generation) = (entry.verdict?, entry.policy);
         Some((verdict, policy_of(&self.policies, generation)))
+    }
+
+    /// Decides a check now, with what is there: its asker waits no longer.
+    pub fn give_up(&mut self, around: &mut Surroundings<'_>, check: CheckId) {
+        if self.tables.checks.find(check.0).is_some_and(|entry| entry.verdict.is_none()) {
+            self.conclude(around, check.0);
+        }
+    }
+
+    /// Everything is decided that was asked together with this check, and this is its answer after all. What it took
+    /// stays taken, or goes back where that is not to allow.
+    pub fn settle(&mut self, around: &mut Surroundings<'_>, check: CheckId, answer: Answer) {
+        let Some(entry) = self.tables.checks.find(check.0) else { return };
+        if let (Some(verdict), true) = (&mut entry.verdict, std::mem::take(&mut entry.is_together)) {
+            // What comes late sees this.
+            verdict.answer = answer;
+            self.settle_parts(around, check.0, answer);
+            self.wake_shadows(check.0, answer);
+        }
+    }
+
+    /// Nobody waits for a check that has no verdict yet: it is decided for itself.
+    pub fn abandon(&mut self, check: CheckId) {
+        if let Some(entry) = self.tables.checks.find(check.0) {
+            entry.is_together = false;
+        }
+        self.release(check);
     }
 
     /// The verdict is no longer needed: it was read, or its connection is gone.
@@ -792,8 +855,12 @@ impl Store {
             }
         });
         let verdict = verdict.unwrap_or(UNRULED);
-        self.settle_parts(around, check, verdict.answer);
-        self.wake_shadows(check, verdict.answer);
+        if self.tables.checks[check].is_together {
+            self.keep_answered(check);
+        } else {
+            self.settle_parts(around, check, verdict.answer);
+            self.wake_shadows(check, verdict.answer);
+        }
         self.tables.checks[check].verdict = Some(verdict);
         self.decided.push(conn);
         self.tables.release_check_if_done(check);
@@ -815,6 +882,22 @@ impl Store {
         why.into_iter().flat_map(move |why| {
             group.buckets.iter().map(move |bucket| Missing { bucket, epoch, why, is_sampled, calls, cost })
         })
+    }
+
+    /// A check that is decided together with others keeps the parts that were answered. Those that were not belong to their
+    /// groups, which let them go.
+    fn keep_answered(&mut self, check: Handle) {
+        let mut next = self.tables.checks[check].parts.take();
+        let mut kept = None;
+        while let Some(part) = next {
+            let entry = &mut self.tables.parts[part];
+            next = entry.next_of_check;
+            if entry.state != PartState::Out {
+                entry.next_of_check = kept;
+                kept = Some(part);
+            }
+        }
+        self.tables.checks[check].parts = kept;
     }
 
     /// Lets the parts of a decided check go. What was granted counts, or goes back where the check does not pass.
@@ -1032,7 +1115,7 @@ impl Desk<'_> {
         for at in 0..asked.len() {
             spent.push(is_first(at).then(|| self.spend(&asked[at..], question)).flatten());
         }
-        if (0..asked.len()).all(|at| !is_first(at) || spent[at].is_some()) {
+        if !question.is_together && (0..asked.len()).all(|at| !is_first(at) || spent[at].is_some()) {
             return self.paid(around, calls, question, asked, spent, (passed, allowed), write_identity);
         }
         let Some(check) = self.begin(question) else {
@@ -1256,6 +1339,7 @@ impl Desk<'_> {
             cost: question.cost,
             policy: self.generation,
             is_sampled: question.is_sampled,
+            is_together: question.is_together,
             ..tables::Check::default()
         };
         Some(check)
@@ -1270,7 +1354,12 @@ impl Desk<'_> {
             }
             next = self.tables.parts[part].next_of_check;
         }
-        self.arrivals.push_back((question.now_us + self.settings.deadline_us, check));
+        if self.tables.checks[check].outstanding == 0 {
+            // Leases have paid for all of it, so it is decided as soon as anybody looks.
+            self.arrivals.push_front((question.now_us, check));
+        } else {
+            self.arrivals.push_back((question.now_us + self.settings.deadline_us, check));
+        }
         Asked::Later(CheckId(check))
     }
 

@@ -41,6 +41,8 @@ pub(super) struct Check {
     pub(super) policy: u64,
     /// Heat looks at it.
     pub(super) is_sampled: bool,
+    /// What it took is kept until those are decided, too, that were asked together with it.
+    pub(super) is_together: bool,
     /// The parts of the rules that enforce.
     pub(super) parts: Option<Handle>,
     /// The parts of the shadow rules, dormant until the verdict.

@@ -203,7 +203,7 @@ impl Rig {
         }
         let mut applied = Vec::new();
         policy.snapshot.applying(&attributes, 0, &mut Vec::new(), &mut applied).unwrap();
-        let question = Question { conn: ConnId(0), cost, now_us: self.now_us, is_sampled: false };
+        let question = Question { conn: ConnId(0), cost, now_us: self.now_us, is_sampled: false, is_together: false };
         let (store, fake, mut around) = self.parts();
         store.ask(&mut around, fake, question, &applied, &attributes)
     }
@@ -780,7 +780,7 @@ fn a_throttle_call_brings_its_limit_along() {
     let mut rig = Rig::new();
     let rate = Rate::new(policy_sync::model::Limit { capacity: 2, refill: 1, period_ms: 1000 }).unwrap();
     let ask = |rig: &mut Rig| {
-        let question = Question { conn: ConnId(0), cost: 1, now_us: rig.now_us, is_sampled: false };
+        let question = Question { conn: ConnId(0), cost: 1, now_us: rig.now_us, is_sampled: false, is_together: false };
         let bucket = ThrottleBucket { family: "throttle", key: b"user 1", hash: 5, rate };
         let (store, fake, mut around) = rig.parts();
         match store.throttle(&mut around, fake, question, &bucket) {
@@ -834,7 +834,7 @@ fn a_check_that_is_known_meets_the_others_of_its_identity() {
     });
     let mut applied = Vec::new();
     policy.snapshot.applying(&attributes, 0, &mut Vec::new(), &mut applied).unwrap();
-    let question = Question { conn: ConnId(0), cost: 1, now_us: rig.now_us, is_sampled: false };
+    let question = Question { conn: ConnId(0), cost: 1, now_us: rig.now_us, is_sampled: false, is_together: false };
     let (store, fake, mut around) = rig.parts();
     let write = |identity: &mut Vec<u8>| identity.extend_from_slice(b"key=a");
     let Asked::Later(second) = store.ask_known(&mut around, fake, question, &applied, write) else {

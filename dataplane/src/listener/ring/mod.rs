@@ -36,7 +36,7 @@ use self::{
     uring::{Completion, GENERATION_MASK, Kind, SendBuffer, Tag, Uring},
 };
 use super::{
-    GIVE_BACK_MS, GOODBYE_BYTES_MAX, GOODBYE_MS, Port, QUIET_MS, STUCK_MS, TransportSettings, park,
+    Face, GIVE_BACK_MS, GOODBYE_BYTES_MAX, GOODBYE_MS, Port, QUIET_MS, STUCK_MS, TransportSettings, park,
     park::Pulse,
     placement::{Placed, Placement},
     sockets,
@@ -191,8 +191,8 @@ impl Driver {
         let closing = self.port.lifecycle.stage() == Stage::Closing;
         self.is_deaf = self.port.lifecycle.is_deaf(self.now.mono_ms);
         self.happened = false;
-        while let Some(descriptor) = self.port.placement.adopt(self.port.core) {
-            self.open(descriptor)?;
+        while let Some((descriptor, face)) = self.port.placement.adopt(self.port.core) {
+            self.open(descriptor, face)?;
         }
         let mut completions = std::mem::take(&mut self.completions);
         self.uring.drain(&mut completions);
@@ -246,13 +246,18 @@ impl Driver {
     /// Queues one accept. Its slot is that of the listener, its generation tells it from the others there.
     fn accept(&mut self, tag: Tag) -> io::Result<()> {
         self.accepts += 1;
-        self.uring.accept(&self.port.listeners[tag.slot as usize], tag)
+        self.uring.accept(&self.port.listeners[tag.slot as usize].0, tag)
     }
 
     fn accepted(&mut self, completion: Completion) -> io::Result<()> {
         self.accepts -= 1;
         if completion.result >= 0 {
-            self.place(uring_descriptor(completion.result))?;
+            let (descriptor, slot) = (uring_descriptor(completion.result), completion.tag.slot as usize);
+            match self.port.listeners.get(slot) {
+                Some(&(_, face)) => self.place(descriptor, face)?,
+                // Its listener is closed, as it is now.
+                None => drop(descriptor),
+            }
         }
         if !self.accepting {
             return Ok(());
@@ -268,20 +273,21 @@ impl Driver {
         Ok(())
     }
 
-    fn place(&mut self, descriptor: OwnedFd) -> io::Result<()> {
-        match self.port.placement.place(self.port.core, descriptor) {
-            Placed::Here(descriptor) => self.open(descriptor),
+    fn place(&mut self, descriptor: OwnedFd, face: Face) -> io::Result<()> {
+        match self.port.placement.place(self.port.core, descriptor, face) {
+            Placed::Here(descriptor) => self.open(descriptor, face),
             Placed::There => Ok(()),
             Placed::Refused(descriptor) => {
                 self.engine.counters().connections_refused.add(1);
-                sockets::refuse(&descriptor);
+                sockets::refuse(&descriptor, face);
                 Ok(())
             }
         }
     }
 
-    fn open(&mut self, descriptor: OwnedFd) -> io::Result<()> {
+    fn open(&mut self, descriptor: OwnedFd, face: Face) -> io::Result<()> {
         self.happened = true;
+        let peer = if face == Face::Web { sockets::peer(&descriptor) } else { None };
         sockets::send_at_once(&descriptor);
         self.generation = (self.generation + 1) & GENERATION_MASK;
         let slot = self.sockets.insert(Socket {
@@ -298,7 +304,10 @@ impl Driver {
             waiting_since_ms: self.now.mono_ms,
             untaken_bytes: 0,
         });
-        self.engine.opened(ConnId(slot as u32));
+        match face {
+            Face::Resp => self.engine.opened(ConnId(slot as u32)),
+            Face::Web => self.engine.opened_web(ConnId(slot as u32), peer),
+        }
         let tag = Tag { kind: Kind::Receive, generation: self.generation, slot: slot as u32 };
         self.uring.receive(&self.sockets[slot].descriptor, tag)
     }
@@ -472,6 +481,9 @@ impl Driver {
         while let Some(slot) = (at..self.sockets.capacity()).find(|&slot| self.sockets.contains(slot)) {
             at = slot + 1;
             let conn = ConnId(slot as u32);
+            if closing {
+                self.engine.part(conn);
+            }
             let owes = self.engine.owes(conn);
             let socket = &mut self.sockets[slot];
             let busy = socket.send.is_in_flight() || owes;
@@ -492,7 +504,9 @@ impl Driver {
             } else if settings.stall_timeout_ms > 0 && stuck_ms >= settings.stall_timeout_ms {
                 self.engine.counters().connections_stalled.add(u64::from(!socket.leaving));
                 self.leave(conn)?;
-            } else if settings.idle_timeout_ms > 0 && !busy && silent_ms >= settings.idle_timeout_ms {
+            } else if self.engine.is_overdue(conn)
+                || (settings.idle_timeout_ms > 0 && !busy && silent_ms >= settings.idle_timeout_ms)
+            {
                 self.engine.counters().connections_idle.add(u64::from(!socket.leaving));
                 self.leave(conn)?;
             } else if closing
@@ -540,14 +554,14 @@ impl Driver {
         if self.accepts > 0 {
             return Ok(());
         }
-        while let Some(listener) = self.port.listeners.pop() {
+        while let Some((listener, face)) = self.port.listeners.pop() {
             loop {
                 match sockets::accept(&listener) {
-                    Ok(Some(descriptor)) => self.place(descriptor)?,
+                    Ok(Some(descriptor)) => self.place(descriptor, face)?,
                     Ok(None) => break,
                     // Out of files: those that leave make room.
                     Err(_) => {
-                        self.port.listeners.push(listener);
+                        self.port.listeners.push((listener, face));
                         return Ok(());
                     }
                 }
